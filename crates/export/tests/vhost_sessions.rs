@@ -9,10 +9,13 @@ mod vhost_support;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError, TryRecvError};
 use std::time::{Duration, Instant};
 
 use blockwork_engine::Counter;
+use blockwork_export::vhost::{DiskKeeper, VhostServer, VhostSocket};
 use blockwork_format::vhost_user::{
     ConfigPart, FEATURE_LOG_ALL, InflightArea, LogArea, Message, Region, VringAddr, VringFile, VringState,
 };
@@ -367,6 +370,77 @@ fn wait_until_gone(before: (usize, usize)) {
         }
         assert!(Instant::now() < end, "descriptors and mappings: {now:?}, {before:?} before");
         std::thread::yield_now();
+    }
+}
+
+/// Has a disk come whenever it is wanted, and go whenever it may.
+struct Tide(mpsc::Sender<Option<mpsc::Sender<()>>>);
+
+impl DiskKeeper for Tide {
+    fn is_wanted(&self) {
+        let _ = self.0.send(None);
+    }
+
+    fn is_left(&self) {
+        let (heed, heeded) = mpsc::channel();
+        let _ = self.0.send(Some(heed));
+        let _ = heeded.recv();
+    }
+}
+
+/// The disk comes and goes until it is enough; how often.
+fn come_and_go(
+    rig: &Rig,
+    socket: Arc<VhostSocket>,
+    told: mpsc::Receiver<Option<mpsc::Sender<()>>>,
+    is_enough: &AtomicBool,
+) -> usize {
+    let (mut here, mut stays) = (None, 0);
+    let all = [socket];
+    while !is_enough.load(Ordering::Relaxed) {
+        // Whoever leaves is answered at the end of this turn.
+        let _told = told.recv_timeout(Duration::from_millis(1));
+        if VhostSocket::take_away(&all) {
+            here.take().into_iter().for_each(VhostServer::stop);
+        }
+        if here.is_none() && all[0].is_waited_for() {
+            here = Some(rig.bring(0, &all[0]));
+            stays += 1;
+        }
+    }
+    // Who tells that it leaves is answered, and waited for then.
+    drop(told);
+    all[0].end();
+    stays
+}
+
+#[test]
+fn whatever_a_front_end_does_its_disk_may_come_and_go() {
+    let rig = Rig::unserved(&["memory:16M"], 2);
+    let (send, told) = mpsc::channel();
+    let socket = rig.open(0, Arc::new(Tide(send)));
+    let is_enough = AtomicBool::new(false);
+    let stays = std::thread::scope(|scope| {
+        let tide = scope.spawn(|| come_and_go(&rig, socket, told, &is_enough));
+        let enough = Enough(&is_enough);
+        let from = number("FROM", 0);
+        for seed in from..from + number("SEEDS", SEEDS) {
+            Stranger::new(seed, &rig.socket()).run();
+        }
+        drop(enough);
+        tide.join().unwrap()
+    });
+    let (done, seeds) = (rig.count(Counter::In), number("SEEDS", SEEDS));
+    assert!(done > 5 * seeds && stays as u64 > seeds / 2, "{done} requests, {stays} stays");
+    rig.stop();
+}
+
+/// Says so at its end, also by a panic.
+struct Enough<'a>(&'a AtomicBool);
+
+impl Drop for Enough<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
     }
 }
 

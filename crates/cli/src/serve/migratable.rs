@@ -18,7 +18,6 @@ use std::convert::Infallible;
 use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
@@ -33,8 +32,9 @@ use super::{News, Running, announce, assemble, check_count, choose, heed, plan};
 use crate::args::ServeArgs;
 use crate::usage::bail_usage;
 
-/// How often disks are tried that cannot be opened yet. The kernel tells nobody that a lock is free.
-const PAUSE: Duration = Duration::from_millis(100);
+/// How often disks are tried that cannot be opened yet, at first and at last. The kernel tells nobody that a lock is free.
+const FIRST_PAUSE: Duration = Duration::from_millis(10);
+const PAUSE: Duration = Duration::from_millis(640);
 
 /// How often disks are looked at that somebody writes to meanwhile: what is read may not fit together.
 const LOOKS: usize = 5;
@@ -55,14 +55,14 @@ pub(super) fn run(
     }
     let seen = look(args, &disks, &named)?;
     check_count("--vhost-user", "socket", args.vhost_user.len(), seen.len())?;
-    let keeper = Arc::new(Keeper { news: news.clone(), wanted: AtomicBool::new(false) });
+    let keeper = Arc::new(Keeper(news.clone()));
     let berths = args.vhost_user.iter().zip(&seen).enumerate();
     let berths = berths.map(|(index, (path, seen))| Berth::new(args, index, path, seen, keeper.clone()));
     let berths = berths.collect::<Result<Vec<_>>>()?;
     drop(seen);
     let addresses: Vec<String> = berths.iter().map(|berth| berth.socket.address().to_owned()).collect();
     announce(args, &addresses)?;
-    let harbour = Harbour { args, disks, named, news: news.clone(), keeper, berths };
+    let harbour = Harbour { args, disks, named, news: news.clone(), berths };
     heed(signals, Vec::new(), &news, || harbour.run(hear))
 }
 
@@ -112,35 +112,18 @@ impl Berth {
     }
 }
 
-/// Between the sessions of front ends and who has disks come and go.
-struct Keeper {
-    news: mpsc::Sender<News>,
-    /// A guest waits, and has said so since this was last looked at.
-    wanted: AtomicBool,
-}
-
-impl Keeper {
-    /// Whoever waits says so again.
-    fn forget_wish(&self) {
-        self.wanted.store(false, Ordering::Relaxed);
-    }
-
-    fn has_wish(&self) -> bool {
-        self.wanted.load(Ordering::Relaxed)
-    }
-}
+/// Tells of what front ends do.
+struct Keeper(mpsc::Sender<News>);
 
 impl DiskKeeper for Keeper {
     fn is_wanted(&self) {
-        if !self.wanted.swap(true, Ordering::Relaxed) {
-            // At the end nothing comes any more.
-            let _ = self.news.send(News::Wanted);
-        }
+        // At the end nothing comes any more.
+        let _ = self.0.send(News::Wanted);
     }
 
     fn is_left(&self) {
         let (heed, heeded) = mpsc::channel();
-        if self.news.send(News::Left(heed)).is_ok() {
+        if self.0.send(News::Left(heed)).is_ok() {
             // It ends when the news is dropped.
             let _ = heeded.recv();
         }
@@ -153,7 +136,6 @@ struct Harbour<'a> {
     disks: Vec<String>,
     named: Vec<String>,
     news: mpsc::Sender<News>,
-    keeper: Arc<Keeper>,
     berths: Vec<Berth>,
 }
 
@@ -170,17 +152,22 @@ impl Harbour<'_> {
         Ok(())
     }
 
+    fn are_waited_for(&self) -> bool {
+        self.berths.iter().any(|berth| berth.socket.is_waited_for())
+    }
+
     /// Sleeps until a guest wants its disks, and opens them as soon as that is possible. None: it does not want them any more.
     fn wait_and_bring(&self, hear: &mpsc::Receiver<News>) -> ControlFlow<(), Option<Running>> {
-        while !self.keeper.has_wish() {
+        // What is wanted can be seen before it is told of.
+        while !self.are_waited_for() {
             match hear.recv().unwrap_or(News::Stop) {
                 News::Stop => return ControlFlow::Break(()),
                 News::Statistics => log::info!("no disk is open, as no guest uses any"),
                 _ => {}
             }
         }
-        let mut told = String::new();
-        while self.keeper.has_wish() {
+        let (mut told, mut pause) = (String::new(), FIRST_PAUSE);
+        while self.are_waited_for() {
             let error = match self.try_to_bring() {
                 Ok(running) => return ControlFlow::Continue(Some(running)),
                 Err(error) => crate::said(&error),
@@ -189,24 +176,11 @@ impl Harbour<'_> {
                 log::warn!("a guest's requests wait, as its disks cannot be opened yet: {error}");
                 told = error;
             }
-            self.pause(hear)?;
+            pause_unless_over(hear, pause)?;
+            pause = (pause * 2).min(PAUSE);
         }
+        log::info!("no guest waits for the disks any more");
         ControlFlow::Continue(None)
-    }
-
-    /// Waits for a while. Whether a guest still wants its disks then, is known anew.
-    fn pause(&self, hear: &mpsc::Receiver<News>) -> ControlFlow<()> {
-        self.keeper.forget_wish();
-        let end = Instant::now() + PAUSE;
-        loop {
-            match hear.recv_timeout(end.saturating_duration_since(Instant::now())) {
-                Ok(News::Stop) | Err(RecvTimeoutError::Disconnected) => return ControlFlow::Break(()),
-                // It may have been the one that wanted them; others say so again.
-                Ok(News::Left(_)) => self.keeper.forget_wish(),
-                Ok(_) => {}
-                Err(RecvTimeoutError::Timeout) => return ControlFlow::Continue(()),
-            }
-        }
     }
 
     fn try_to_bring(&self) -> Result<Running> {
@@ -214,29 +188,22 @@ impl Harbour<'_> {
         let mut assembly = assemble(args, &self.disks)?;
         let volumes = choose(&mut assembly, &self.named)?;
         let mut running = Running::start(args, assembly, volumes, self.news.clone())?;
-        let up = running.export(args, Vec::new()).and_then(|()| self.moor(&running));
-        match up {
+        match running.export(args, Vec::new()).and_then(|()| self.moor(&running)) {
             Ok(()) => {
                 running.workers.open_layers();
                 Ok(running)
             }
-            Err(error) => match running.stop(args, Err(error)) {
-                Err(error) => Err(error),
-                Ok(()) => unreachable!("it was told of an error"),
-            },
+            Err(error) => Err(running.stop(args, Err(error)).expect_err("it tells of what it was told")),
         }
     }
 
     /// Has the volumes served at their sockets: all of them, or none.
     fn moor(&self, running: &Running) -> Result<()> {
         let workers = &running.workers;
-        let find = |berth| {
-            let Berth { volume, .. }: &Berth = berth;
+        let find = |Berth { volume, .. }: &Berth| {
             workers.served.find(volume).ok_or_else(|| anyhow!("{}: it is not there any more", escape(volume)))
         };
         let volumes = self.berths.iter().map(find).collect::<Result<Vec<_>>>()?;
-        // From now on no guest waits.
-        self.keeper.forget_wish();
         for (berth, (id, volume)) in self.berths.iter().zip(&volumes) {
             if berth.socket.has_ended() {
                 continue; // as somebody has asked for by the control socket
@@ -256,10 +223,7 @@ impl Harbour<'_> {
                     if !self.cast_off(&running) {
                         continue;
                     }
-                    let leaves = running.workers.leaves();
-                    running.stop(self.args, Ok(()))?;
-                    leaves.iter().for_each(|(_, leaf)| leaf.let_go());
-                    log::info!("no guest uses the disks any more: they are closed");
+                    self.close(running)?;
                     drop(heeded);
                     break;
                 }
@@ -276,6 +240,15 @@ impl Harbour<'_> {
         Ok((!is_over).then_some(hear))
     }
 
+    /// Ends what serves the disks, and lets go of them.
+    fn close(&self, running: Running) -> Result<()> {
+        let leaves = running.workers.leaves();
+        running.stop(self.args, Ok(()))?;
+        leaves.iter().for_each(|(_, leaf)| leaf.let_go());
+        log::info!("no guest uses the disks any more: they are closed");
+        Ok(())
+    }
+
     /// Has the disks be nobody's, if no guest uses any.
     fn cast_off(&self, running: &Running) -> bool {
         let ours: Vec<&str> = self.berths.iter().map(|berth| berth.socket.address()).collect();
@@ -288,5 +261,17 @@ impl Harbour<'_> {
         }
         let sockets: Vec<_> = self.berths.iter().map(|berth| berth.socket.clone()).collect();
         VhostSocket::take_away(&sockets)
+    }
+}
+
+/// Waits for a while, or until the end.
+fn pause_unless_over(hear: &mpsc::Receiver<News>, pause: Duration) -> ControlFlow<()> {
+    let end = Instant::now() + pause;
+    loop {
+        match hear.recv_timeout(end.saturating_duration_since(Instant::now())) {
+            Ok(News::Stop) | Err(RecvTimeoutError::Disconnected) => return ControlFlow::Break(()),
+            Ok(_) => {}
+            Err(RecvTimeoutError::Timeout) => return ControlFlow::Continue(()),
+        }
     }
 }

@@ -7,6 +7,7 @@
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
@@ -153,6 +154,7 @@ impl VhostSocket {
             device: Arc::new(Device::new(seen, options.queues)),
             first_worker: options.first_worker,
             backing: Mutex::default(),
+            wishes: AtomicUsize::new(0),
             keeper,
             turns: Turns::away(),
             comings: Complaints::default(),
@@ -180,6 +182,11 @@ impl VhostSocket {
     /// Where front ends reach it, such as `vhost-user:/run/disk.sock`.
     pub fn address(&self) -> &str {
         &self.address
+    }
+
+    /// Whether a guest's requests wait for the disk.
+    pub fn is_waited_for(&self) -> bool {
+        self.service.wishes.load(Ordering::Relaxed) > 0
     }
 
     /// Has all these disks go, if no guest uses any of them; whether they are away now. Their workers may be ended then, and they are held open by nothing

@@ -3,6 +3,7 @@
 //! Invariant: while a front end has the turn, the disk is here: it comes before a turn can be taken ([`Service::bring`]), and goes after the last one
 //! has ended ([`Service::take_away`]).
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use blockwork_engine::{Stats, Volume, VolumeId, WorkerHandle};
@@ -14,7 +15,7 @@ use crate::complaints::Complaints;
 
 /// Who has a disk come when a guest wants it, and go when it does not any more.
 pub trait DiskKeeper: Send + Sync {
-    /// A guest's requests wait for the disk, which is away. Said again as long as they do.
+    /// A guest's requests wait for the disk, which is away; for how long, [`VhostSocket::is_waited_for`](super::VhostSocket::is_waited_for) tells.
     fn is_wanted(&self);
 
     /// Its guest is about to go on elsewhere, or has ended. It returns when that has been heeded: by then the disk is away, or others use it.
@@ -37,6 +38,8 @@ pub(super) struct Service {
     pub(super) first_worker: usize,
     /// Who does it. None: the disk is away.
     pub(super) backing: Mutex<Option<Arc<Backing>>>,
+    /// Front ends that wait for it.
+    pub(super) wishes: AtomicUsize,
     /// Who has it come and go.
     pub(super) keeper: Option<Arc<dyn DiskKeeper>>,
     pub(super) turns: Turns,
@@ -80,13 +83,24 @@ impl Service {
         self.device.forget_volume();
     }
 
-    /// A guest's requests wait for it.
-    pub(super) fn want_the_disk(&self) {
+    /// A front end waits for it.
+    pub(super) fn want_the_disk(&self) -> Wish<'_> {
+        self.wishes.fetch_add(1, Ordering::Relaxed);
         self.keeper.iter().for_each(|keeper| keeper.is_wanted());
+        Wish(self)
     }
 
     /// Its guest goes on elsewhere, or is no more.
     pub(super) fn leave_the_disk(&self) {
         self.keeper.iter().for_each(|keeper| keeper.is_left());
+    }
+}
+
+/// That a front end waits for the disk.
+pub(super) struct Wish<'a>(&'a Service);
+
+impl Drop for Wish<'_> {
+    fn drop(&mut self) {
+        self.0.wishes.fetch_sub(1, Ordering::Relaxed);
     }
 }

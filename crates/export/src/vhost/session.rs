@@ -31,7 +31,7 @@ use super::marks::Marks;
 use super::queue::{LogParts, QueueParts, RingParts};
 use super::refusal::{Refusal, check_features, check_log};
 use super::ring::{PACKED_BASE, Ring, RingPlace};
-use super::service::Service;
+use super::service::{Service, Wish};
 use super::socket::{self, SocketError};
 use super::turn::{Taken, Turn};
 
@@ -103,8 +103,10 @@ pub(super) struct Session<'a> {
     waits: bool,
     /// How long until that is looked at again: the longer, the longer it has lasted.
     look: Duration,
-    /// That was told of.
+    /// That the first of these was told of.
     has_waited: bool,
+    /// It is the disk that is waited for.
+    wish: Option<Wish<'a>>,
     /// It was told of queues that have no memory.
     has_missed_memory: bool,
 }
@@ -133,6 +135,7 @@ impl<'a> Session<'a> {
             waits: false,
             look: FIRST_LOOK,
             has_waited: false,
+            wish: None,
             has_missed_memory: false,
         }
     }
@@ -359,7 +362,7 @@ impl<'a> Session<'a> {
             return;
         }
         match self.turn.take() {
-            Taken::Ours => self.look = FIRST_LOOK,
+            Taken::Ours => (self.look, self.wish) = (FIRST_LOOK, None),
             Taken::Others => return self.wait_for_another(),
             Taken::Away => return self.wait_for_the_disk(),
         }
@@ -401,7 +404,7 @@ impl<'a> Session<'a> {
     }
 
     fn wait_for_another(&mut self) {
-        self.waits = true;
+        (self.waits, self.wish) = (true, None);
         if !std::mem::replace(&mut self.has_waited, true) {
             self.service.waits.warn(blockwork_uring::clock(), || {
                 format!(
@@ -414,7 +417,7 @@ impl<'a> Session<'a> {
 
     fn wait_for_the_disk(&mut self) {
         self.waits = true;
-        self.service.want_the_disk();
+        self.wish.get_or_insert_with(|| self.service.want_the_disk());
     }
 
     /// QEMU asks for the configuration before it tells of rings, and its guest sees what was answered then. A driver without indirect tables may so
@@ -460,6 +463,9 @@ impl<'a> Session<'a> {
         if std::mem::take(&mut self.waits) {
             self.look = (self.look * 2).min(LOOK);
             (0..self.service.device.queues().into()).for_each(|index| self.start(index));
+            if !self.waits {
+                self.wish = None;
+            }
         }
     }
 

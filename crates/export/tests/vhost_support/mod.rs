@@ -10,14 +10,17 @@ use blockwork_engine::{
     Counter, Errno, Layer, LeafId, LeafLayer, LeafSource, NodeId, NodeInfo, NodeKind, Sectors, Stats, Volume,
     VolumeId, Worker, WorkerConfig, WorkerHandle,
 };
-use blockwork_export::vhost::{VhostOptions, VhostServer};
+use blockwork_export::vhost::{DiskKeeper, VhostOptions, VhostServer, VhostSocket};
 use blockwork_format::virtio::blk::{request, status};
 use blockwork_uring::{Uring, UringConfig};
 use vhostload::{Disk, Finished, Options, Request};
 
+const OPTIONS: VhostOptions = VhostOptions { queues: 8, first_worker: 0, huge_pages: false };
+
 /// Running servers, one for each disk, on the same workers.
 pub struct Rig {
     servers: Vec<VhostServer>,
+    volumes: Arc<[Volume]>,
     pub folder: tempfile::TempDir,
     pub stats: Arc<Stats>,
     workers: Vec<(WorkerHandle<Uring>, WorkerThread)>,
@@ -38,15 +41,20 @@ impl Rig {
 
     /// Serves several disks, each at a socket of its own.
     pub fn of(specs: &[&str], workers: usize, read_only: bool) -> Rig {
-        Rig::build(specs, workers, read_only, false)
+        Rig::build(specs, workers, read_only).serve_all(false)
+    }
+
+    /// Workers that have disks, and nothing to serve them by yet.
+    pub fn unserved(specs: &[&str], workers: usize) -> Rig {
+        Rig::build(specs, workers, false)
     }
 
     /// Serves a disk to guests whose memory is gathered in huge pages.
     pub fn with_huge_pages(spec: &str) -> Rig {
-        Rig::build(&[spec], 1, false, true)
+        Rig::build(&[spec], 1, false).serve_all(true)
     }
 
-    fn build(specs: &[&str], workers: usize, read_only: bool, huge_pages: bool) -> Rig {
+    fn build(specs: &[&str], workers: usize, read_only: bool) -> Rig {
         let folder = tempfile::tempdir().expect("a scratch folder");
         let open =
             |spec: &&str| blockwork_leaf::open(spec, &Default::default()).expect("the disk opens").source;
@@ -75,17 +83,41 @@ impl Rig {
                 (receive.recv().expect("the worker starts"), thread)
             })
             .collect();
-        let mut rig = Rig { servers: Vec::new(), folder, stats, workers };
-        (0..).zip(volumes.iter()).for_each(|(id, volume)| rig.serve((VolumeId(id), volume), huge_pages));
-        rig
+        Rig { servers: Vec::new(), volumes, folder, stats, workers }
     }
 
-    fn serve(&mut self, volume: (VolumeId, &Volume), huge_pages: bool) {
-        let handles: Vec<_> = self.workers.iter().map(|(handle, _)| handle.clone()).collect();
-        let options = VhostOptions { queues: 8, first_worker: 0, huge_pages };
-        let socket = self.socket_of(self.servers.len());
-        let server = VhostServer::start(&socket, volume, options, &handles, self.stats.clone());
-        self.servers.push(server.expect("the server starts"));
+    fn serve_all(mut self, huge_pages: bool) -> Rig {
+        for disk in 0..self.volumes.len() {
+            let options = VhostOptions { huge_pages, ..OPTIONS };
+            let server = VhostServer::start(
+                &self.socket_of(disk),
+                self.volume(disk),
+                options,
+                &self.handles(),
+                self.stats.clone(),
+            );
+            self.servers.push(server.expect("the server starts"));
+        }
+        self
+    }
+
+    fn volume(&self, disk: usize) -> (VolumeId, &Volume) {
+        (VolumeId(disk.try_into().expect("a few")), &self.volumes[disk])
+    }
+
+    fn handles(&self) -> Vec<WorkerHandle<Uring>> {
+        self.workers.iter().map(|(handle, _)| handle.clone()).collect()
+    }
+
+    /// A socket for a disk that is away.
+    pub fn open(&self, disk: usize, keeper: Arc<dyn DiskKeeper>) -> Arc<VhostSocket> {
+        let socket = VhostSocket::open(&self.socket_of(disk), &self.volumes[disk], OPTIONS, Some(keeper));
+        Arc::new(socket.expect("the socket is there"))
+    }
+
+    /// The disk of such a socket is here.
+    pub fn bring(&self, disk: usize, socket: &Arc<VhostSocket>) -> VhostServer {
+        VhostServer::at(socket.clone(), self.volume(disk), &self.handles(), self.stats.clone())
     }
 
     pub fn socket(&self) -> PathBuf {
