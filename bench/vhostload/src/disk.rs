@@ -201,21 +201,28 @@ impl Disk {
         Ok(())
     }
 
-    /// Goes on with another server, as a guest that moves to another virtual machine monitor: it is known what is written into its memory until its
-    /// queues stop, and they go on where this server says. Gives the connection to it.
+    /// Goes on with another server, as a guest that moves to another virtual machine monitor. Gives the connection to the one of before.
     ///
     /// # Errors
     /// See [`Disk::new`].
     pub fn move_to(&mut self, path: &Path) -> Result<Option<Client>> {
         let bases = self.stop_as_it_moves()?;
+        self.go_on_at(path, &bases)
+    }
+
+    /// Has another server go on with the queues, which are there. Gives the connection to the one of before.
+    ///
+    /// # Errors
+    /// See [`Disk::new`].
+    pub fn go_on_at(&mut self, path: &Path, bases: &[u32]) -> Result<Option<Client>> {
         path.clone_into(&mut self.path);
         (self.inflight, self.log) = (None, None);
         let before = self.client.take();
-        self.connect_at(&bases)?;
+        self.connect_at(bases)?;
         Ok(before)
     }
 
-    /// Has the server stop the queues, as QEMU does at the end of a migration; where they are.
+    /// Has the server stop the queues, as QEMU does at the end of a migration, up to when it marks what is written to memory; where they are.
     ///
     /// # Errors
     /// It does not.

@@ -2,13 +2,13 @@
 #![forbid(unsafe_code)]
 
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use blockwork_format::virtio::blk::request;
 use clap::{Parser, ValueEnum};
 use serde::Serialize;
-use vhostload::{Bare, Disk, Load, Options};
+use vhostload::{Bare, Disk, Load, Options, Request};
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum Kind {
@@ -78,6 +78,9 @@ struct Args {
     /// The server's process, whose time is measured.
     #[arg(long)]
     pid: Option<u32>,
+    /// After that, move to the server at this socket and back, ten times, with a full queue of writes before each.
+    #[arg(long, conflicts_with = "bare")]
+    move_to: Option<PathBuf>,
 }
 
 /// What came of it.
@@ -95,6 +98,17 @@ struct Report {
     server_cpu_us_per_io: Option<f64>,
     /// Of one processor.
     server_cpu_share: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    moves: Option<Moves>,
+}
+
+/// What a guest waits that moves, milliseconds: medians.
+#[derive(Debug, Serialize)]
+struct Moves {
+    /// Until the server has stopped the queues, and let go of the disk.
+    stopped_ms: f64,
+    /// From there until the next server has answered a read.
+    answered_ms: f64,
 }
 
 fn main() -> Result<()> {
@@ -115,6 +129,7 @@ fn run(args: &Args) -> Result<Report> {
         scattered: true,
         ..Options::default()
     };
+    let here = args.socket.as_deref().unwrap_or(Path::new(""));
     let (mut disk, bare) = match (&args.socket, args.bare) {
         (Some(socket), _) => (Disk::new(socket, options)?, None),
         (None, waits) => {
@@ -164,7 +179,33 @@ fn run(args: &Args) -> Result<Report> {
         stalls: measured.stalls,
         server_cpu_us_per_io: cpu.filter(|_| requests > 0).map(|cpu| cpu * 1e6 * per_io),
         server_cpu_share: cpu.map(|cpu| cpu / measured.time.as_secs_f64()),
+        moves: args.move_to.as_ref().map(|there| moves(&mut disk, [there, here], &load)).transpose()?,
     })
+}
+
+/// There and back.
+fn moves(disk: &mut Disk, sockets: [&Path; 2], load: &Load) -> Result<Moves> {
+    let (mut stopped, mut answered) = (Vec::new(), Vec::new());
+    for number in 0..10 {
+        for socket in sockets {
+            for nth in 0..u64::from(load.depth.max(1)) {
+                disk.run(0, Request { kind: request::OUT, ..load.request(number * 1000 + nth) })?;
+            }
+            let began = Instant::now();
+            let bases = disk.stop_as_it_moves()?;
+            stopped.push(began.elapsed());
+            let began = Instant::now();
+            let before = disk.go_on_at(socket, &bases)?;
+            disk.run(0, Request { kind: request::IN, ..load.request(number) })?;
+            answered.push(began.elapsed());
+            drop(before);
+        }
+    }
+    let median = |times: &mut Vec<Duration>| {
+        times.sort_unstable();
+        times[times.len() / 2].as_secs_f64() * 1e3
+    };
+    Ok(Moves { stopped_ms: median(&mut stopped), answered_ms: median(&mut answered) })
 }
 
 /// Processor time that the threads of a process have used, to the nanosecond (what /proc/PID/stat tells is in ticks of 10 ms).

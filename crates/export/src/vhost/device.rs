@@ -29,7 +29,7 @@ pub(super) struct Device {
     queues: u16,
 }
 
-/// The volume, or how it was when it was seen last. The latter holds no disk open.
+/// The volume, or how it was when it was seen last. The latter keeps nothing of its layers.
 enum Disk {
     Here(Volume),
     Away { name: String, sectors: Sectors, limits: Box<Limits>, read_only: bool },
