@@ -49,6 +49,14 @@ impl Guest {
         }
     }
 
+    /// Whether its disk comes and goes as it does itself.
+    pub(super) fn comes_and_goes(&self) -> bool {
+        match self {
+            Guest::Vhost(server) => server.comes_and_goes(),
+            Guest::Xen(_) => false,
+        }
+    }
+
     /// The volume has changed, such as its size: the guest is told of that.
     pub(super) fn set_volume(&self, volume: &Volume) {
         match self {

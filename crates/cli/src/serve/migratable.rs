@@ -205,9 +205,6 @@ impl Harbour<'_> {
         };
         let volumes = self.berths.iter().map(find).collect::<Result<Vec<_>>>()?;
         for (berth, (id, volume)) in self.berths.iter().zip(&volumes) {
-            if berth.socket.has_ended() {
-                continue; // as somebody has asked for by the control socket
-            }
             let socket = berth.socket.clone();
             let at = || VhostServer::at(socket, (*id, volume), &workers.handles, workers.stats.clone());
             let Ok(_address) = running.offers.by_guest((*id, volume), || Ok::<_, Infallible>(at()));
@@ -251,8 +248,7 @@ impl Harbour<'_> {
 
     /// Has the disks be nobody's, if no guest uses any.
     fn cast_off(&self, running: &Running) -> bool {
-        let ours: Vec<&str> = self.berths.iter().map(|berth| berth.socket.address()).collect();
-        if running.offers.has_guests_beside(&ours) {
+        if running.offers.has_lasting_guests() {
             log::warn!(
                 "a guest has moved away or ended, but its disks stay open, as others were added (`blockwork export add`): \
                  another host's server gets them when this one is stopped"

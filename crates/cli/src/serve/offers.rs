@@ -205,12 +205,18 @@ impl Offers {
     ///
     /// # Errors
     ///
-    /// The guest is connected, and that is not to end by `force`.
+    /// The guest is connected, and that is not to end by `force`; or its disk comes and goes.
     pub(super) fn end_guest(&self, address: &str, force: bool) -> Result<Option<VolumeId>> {
         let mut guests = self.guests();
         let Some(at) = guests.all.iter().position(|(_, guest)| guest.address() == address) else {
             return Ok(None);
         };
+        if guests.all[at].1.comes_and_goes() {
+            bail!(
+                "{address}: it is there for as long as this server, and has its disk while a guest uses that (--migratable): end the guest, or the \
+                 server"
+            );
+        }
         if guests.all[at].1.is_connected() && !force {
             bail!(
                 "{address}: a guest has it: shut that down, or have it let go of the disk first (QEMU: device_del, and then chardev-remove); \
@@ -232,9 +238,9 @@ impl Offers {
         self.guests.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether a guest has a disk at none of these addresses.
-    pub(super) fn has_guests_beside(&self, addresses: &[&str]) -> bool {
-        self.guests().all.iter().any(|(_, guest)| !addresses.contains(&guest.address()))
+    /// Whether a guest has a disk that does not come and go with it.
+    pub(super) fn has_lasting_guests(&self) -> bool {
+        self.guests().all.iter().any(|(_, guest)| !guest.comes_and_goes())
     }
 
     /// Guests that have gone for good have no disks any more. Whether there were any.

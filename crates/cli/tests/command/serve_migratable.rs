@@ -292,20 +292,34 @@ fn disks_of_a_guest_come_and_go_together() {
             disk.connect().unwrap();
         }
     }
-    disks[0].run(0, READ).unwrap();
-    // A disk that was given to somebody else by hand keeps all of them here.
-    run(&mut scratch.blockwork(["export", "remove", &scratch.at("second"), "--force"]));
-    run(&mut scratch.blockwork(["export", "add", "disk/b.img", "--vhost-user", &scratch.at("third")]));
-    disks[0].run(0, READ).unwrap();
-    disks[0].stop_as_it_moves().unwrap();
-    assert_eq!(are_free(), [false; 2], "somebody has it by hand");
-    until("it says so", || server.said().contains("its disks stay open"));
-    disks[0].client = None;
-    disks[0].connect().unwrap();
-    run(&mut scratch.blockwork(["export", "remove", &scratch.at("third")]));
-    disks[0].stop_as_it_moves().unwrap();
-    assert_eq!(are_free(), [true; 2]);
     drop(disks);
+    assert!(server.stop().status.success());
+}
+
+/// What is added by hand does not move: the disks stay until it is taken away.
+#[test]
+fn disks_stay_open_for_a_guest_that_was_added_by_hand() {
+    let scratch = Scratch::new();
+    for name in ["a.img", "b.img"] {
+        scratch.sparse(name, 16 * MIB);
+    }
+    let server = start(&scratch, "first", &["--disk", "a.img", "b.img"]);
+    let mut disk = connect(&scratch, "first", Options::default());
+    disk.run(0, READ).unwrap();
+    let export = |words: &[&str]| scratch.blockwork([&["export"], words].concat());
+    let (first, added) = (scratch.at("first"), scratch.at("added"));
+    let said = run_refused(&mut export(&["remove", &first, "--force"]));
+    assert!(said.contains("it is there for as long as this server"), "{said}");
+    run(&mut export(&["add", "disk/b.img", "--vhost-user", &added]));
+    disk.stop_as_it_moves().unwrap();
+    assert!(!is_free(&scratch.at("a.img")));
+    until("it says so", || server.said().contains("its disks stay open"));
+    disk.client = None;
+    disk.connect().unwrap();
+    run(&mut export(&["remove", &added]));
+    disk.stop_as_it_moves().unwrap();
+    assert!(is_free(&scratch.at("a.img")) && is_free(&scratch.at("b.img")));
+    drop(disk);
     assert!(server.stop().status.success());
 }
 

@@ -204,11 +204,6 @@ impl VhostSocket {
         true
     }
 
-    /// Whether it has ended.
-    pub fn has_ended(&self) -> bool {
-        self.listening.lock().unwrap_or_else(PoisonError::into_inner).is_none()
-    }
-
     /// Ends it: what was taken is answered, the rest stays in the guest's rings. Of what front ends gave, some may still be about to be closed
     /// (see `given`).
     pub fn end(&self) {
@@ -269,6 +264,11 @@ impl VhostServer {
     /// Whether a front end is connected.
     pub fn is_connected(&self) -> bool {
         !self.0.shared.state().clients.is_empty()
+    }
+
+    /// Whether its disk comes and goes ([`VhostSocket`]).
+    pub fn comes_and_goes(&self) -> bool {
+        self.0.service.keeper.is_some()
     }
 
     /// The volume has changed, such as its size: the front end is told of that.
