@@ -7,6 +7,7 @@
 //! | --- | --- |
 //! | `commit.rs` | makes the array ready for writes; writes bitmap and superblocks |
 //! | `failure.rs` | what is done about members that fail: [`Layer::cure`] |
+//! | `parting.rs` | saves what others list as bad before a member goes that alone makes up for it |
 //! | `mend.rs` | writes anew what could not be read |
 //! | `sync.rs`, `sync_pass.rs`, `sync_copy.rs`, `sync_check.rs` | resync, recovery, check and repair |
 //! | `parity_read.rs`, `parity_write.rs`, `parity_sync.rs` | what is otherwise where rows have a parity |
@@ -19,7 +20,8 @@
 //!    range, durably on all members that take part.
 //! 2. No write, and no flush, that left out a member because it failed is acknowledged before the superblocks of the
 //!    others say so, durably.
-//! 3. A member whose absence would leave some data without a copy is never declared faulty: its errors go to the client.
+//! 3. A member whose absence would leave some data without a copy is never declared faulty: its errors go to the client. Where rows have a parity, that
+//!    does not count what others list as bad, once all was done to save it (`parting.rs`).
 //! 4. Where mirrors may differ, a sector is always read from the same copy: the first that is in sync, as Linux does.
 //! 5. Slow paths change the array's state one at a time ([`Turns`]). None of them waits for [`TaskContext::quiesce`] or for a
 //!    fence while it has the turn: bios that are under way may need it to come to their end.
@@ -49,6 +51,7 @@ use super::geometry::{Geometry, Places};
 use super::intent::{Intent, IntentConfig};
 use super::member::{Member, MemberConfig};
 use super::mend::Mending;
+use super::parting::Partings;
 use super::record::{ArrayState, Record, Site, SiteState, Standing};
 use super::stripe_cache::StripeCache;
 use super::stripes::Stripes;
@@ -162,6 +165,8 @@ pub struct Array {
     pub(super) distrusts: AtomicU64,
     /// Members that have failed a write, and were not dealt with yet.
     pub(super) failed: Mutex<Vec<FailedMember>>,
+    /// Members that go when it is seen to what they alone make up for.
+    pub(super) partings: Partings,
     /// Who may change the array's state: superblocks, bitmap, which members take part.
     pub(super) turns: Turns,
     books: Lock<Books>,
@@ -264,6 +269,7 @@ impl Array {
                 sync: Sync::default(),
                 distrusts: AtomicU64::new(0),
                 failed: Mutex::default(),
+                partings: Partings::default(),
                 turns: Turns::default(),
                 books: Lock::new(books),
             };
@@ -330,14 +336,16 @@ impl Array {
     /// Whether all data has a copy in sync without the member of this role. One that has just been filled counts as soon as
     /// superblocks are written that say so.
     pub(super) fn can_do_without(&self, role: u16) -> bool {
+        self.has_all_data_without(role) && self.bad_have_copies(role)
+    }
+
+    /// Likewise, but for what others have in their lists of bad blocks.
+    pub(super) fn has_all_data_without(&self, role: u16) -> bool {
         let present = |other| other != role && self.member(other).is_some_and(Member::is_complete);
         // Where a parity may not fit, it makes up for nobody, until a resync has been there; what that can do nothing about is lost.
         let waits = self.may_differ_anywhere() && !self.sync.stuck.load(Ordering::Acquire);
         let makes_up = self.geometry().as_parity().is_none() || !waits;
-        self.geometry().is_redundant()
-            && makes_up
-            && self.geometry().has_all_data(&present)
-            && self.bad_have_copies(role)
+        self.geometry().is_redundant() && makes_up && self.geometry().has_all_data(&present)
     }
 
     /// The superblocks are as the books are: writes may go again, if they could before.
@@ -426,11 +434,8 @@ impl Layer for Array {
         let array = self.itself();
         Box::pin(async move {
             match defer.reason {
-                Reason::MemberFailed => array.settle_failures(&cx).await,
-                Reason::BadBlocks => {
-                    let _turn = array.turns.take().await;
-                    array.settle_renewed(&cx).await
-                }
+                Reason::MemberFailed => array.parting(&cx, async || array.settle_failures(&cx).await).await,
+                Reason::BadBlocks => array.parting(&cx, async || array.take_off_lists(&cx).await).await,
                 Reason::ReadError => {
                     array.start_mending(&cx);
                     Ok(())
@@ -441,7 +446,7 @@ impl Layer for Array {
                     Ok(())
                 }
                 _ => {
-                    let ready = array.make_ready(defer.span, &cx).await;
+                    let ready = array.parting(&cx, async || array.make_ready(defer.span, &cx).await).await;
                     if ready.is_err() {
                         array.fails_unprepared(defer.span);
                     }
@@ -494,7 +499,7 @@ impl Layer for Array {
     fn close(&self, cx: TaskContext) -> Option<Preparation> {
         self.record.as_ref()?;
         let array = self.itself();
-        Some(Box::pin(async move { array.put_to_rest(&cx).await }))
+        Some(Box::pin(async move { array.parting(&cx, async || array.put_to_rest(&cx).await).await }))
     }
 
     fn retire(&self, cx: TaskContext) -> Option<Preparation> {

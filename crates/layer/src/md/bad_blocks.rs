@@ -2,7 +2,7 @@
 //!
 //! | kind | how it came | on disk | writes |
 //! | --- | --- | --- | --- |
-//! | [`Bad::Renewed`] | a client has written it: it can be read | yes, until the next flush | go there |
+//! | [`Bad::Renewed`] | a client has written it, or it was written anew before a member went that made up for it: it can be read | yes, until the next flush | go there |
 //! | [`Bad::Unread`] | a read failed; it is about to be written anew | no | go there, and it can be read |
 //! | [`Bad::Stale`] | a write failed on a member that has to stay: others have what is newer | no | go there |
 //! | [`Bad::Listed`] | found in the list, or no copy could be read when the member was filled | yes | go there, and renew it |
@@ -183,7 +183,9 @@ impl BadBlocks {
         let same = |range: &&mut Range| (range.start, range.end) == (start, end);
         let joins = |range: &&mut Range| range.what == what && range.end == start;
         if let Some(range) = ranges.iter_mut().find(same) {
-            range.what = range.what.max(what);
+            // What was in the list on disk stays there: it may not be durable yet that it was written.
+            let was_listed = range.what == Bad::Renewed && what > Bad::Renewed;
+            range.what = what.max(if was_listed { Bad::Listed } else { range.what });
         } else if let Some(range) = ranges.iter_mut().find(joins) {
             range.end = end;
         } else if full {
@@ -194,6 +196,14 @@ impl BadBlocks {
         self.any.store(true, Ordering::Release);
         self.unwritable.fetch_or(what == Bad::Unwritable, Ordering::Release);
         true
+    }
+
+    /// As `add` of what is old, where there is no room: nothing of so many sectors counts any more.
+    pub(super) fn add_all_stale(&self, nr: Sectors) {
+        let mut ranges = self.write();
+        ranges.retain(Range::is_on_disk);
+        ranges.push(Range { start: 0, end: nr.0, what: Bad::Stale });
+        self.any.store(true, Ordering::Release);
     }
 
     /// Forgets a range: it was written anew. Whether the list on disk is another one now. Where there is no room for the parts of
@@ -235,6 +245,10 @@ impl BadBlocks {
     /// A range was written, and can be read again; whether some of it has to leave the list on disk. Where there is no room for the parts of
     /// a range that is cut, all of that stays bad.
     pub(super) fn renew(&self, sector: Sector, nr: Sectors) -> bool {
+        self.written(sector, nr, Range::is_bad_until_written)
+    }
+
+    fn written(&self, sector: Sector, nr: Sectors, ends: fn(&Range) -> bool) -> bool {
         let (start, end) = (sector.0, sector.0 + nr.0);
         let mut ranges = self.write();
         let has_room = ranges.len() + 2 <= BAD_RANGES_MAX;
@@ -242,12 +256,12 @@ impl BadBlocks {
         let mut left = Vec::with_capacity(ranges.len() + 2);
         for range in ranges.drain(..) {
             let is_whole = start <= range.start && range.end <= end;
-            if !range.is_bad_until_written() || !range.meets(start, end) || !(is_whole || has_room) {
+            if !ends(&range) || !range.meets(start, end) || !(is_whole || has_room) {
                 left.push(range);
                 continue;
             }
             left.extend((range.start < start).then_some(Range { end: start, ..range }));
-            if range.what == Bad::Listed {
+            if range.is_on_disk() {
                 renewed = true;
                 let (start, end) = (range.start.max(start), range.end.min(end));
                 left.push(Range { start, end, what: Bad::Renewed });
@@ -255,8 +269,19 @@ impl BadBlocks {
             left.extend((end < range.end).then_some(Range { start: end, ..range }));
         }
         self.any.store(!left.is_empty(), Ordering::Release);
+        self.unwritable.store(left.iter().any(|range| range.what == Bad::Unwritable), Ordering::Release);
         *ranges = left;
         renewed
+    }
+
+    /// As `renew`, where something was written anew by who has made sure of it: also what writes leave out.
+    pub(super) fn cure(&self, sector: Sector, nr: Sectors) -> bool {
+        self.written(sector, nr, |range| range.what >= Bad::Unread)
+    }
+
+    /// Others have nothing there that is newer, or it does not count.
+    pub(super) fn forget_stale(&self, sector: Sector, nr: Sectors) {
+        self.written(sector, nr, |range| range.what == Bad::Stale);
     }
 
     /// Ranges that were written, and are in the list on disk still.
@@ -286,25 +311,36 @@ impl BadBlocks {
         self.any() && self.read().iter().any(is_met)
     }
 
-    /// What belongs in the list on disk of a member whose data starts there, in whole units of it.
-    pub(super) fn for_disk(&self, data_start: Sector) -> Vec<Region> {
-        self.for_disk_without(&[], data_start)
+    /// Whether that is one of the ranges of which others have what is newer, which are in no list.
+    pub(super) fn is_stale_range(&self, sector: Sector, nr: Sectors) -> bool {
+        let place = (sector.0, sector.0 + nr.0);
+        self.read().iter().any(|range| range.what == Bad::Stale && (range.start, range.end) == place)
     }
 
-    /// Likewise when these that were written are settled.
-    pub(super) fn for_disk_without(&self, renewed: &[(Sector, Sectors)], data_start: Sector) -> Vec<Region> {
+    /// What belongs in the list on disk of a member whose data starts there, in whole units of it.
+    pub(super) fn for_disk(&self, data_start: Sector) -> Vec<Region> {
+        self.for_disk_but(&[], None, data_start)
+    }
+
+    /// Likewise when these that were written are settled, and with one more.
+    pub(super) fn for_disk_but(
+        &self,
+        renewed: &[(Sector, Sectors)],
+        more: Option<(Sector, Sectors)>,
+        data_start: Sector,
+    ) -> Vec<Region> {
         let ranges = self.read();
         let stays = |range: &&Range| range.is_on_disk() && !range.is_one_of(renewed);
-        let mut listed: Vec<_> = ranges.iter().filter(stays).copied().collect();
+        let mut listed: Vec<_> = ranges.iter().filter(stays).map(|range| (range.start, range.end)).collect();
+        listed.extend(more.map(|(sector, nr)| (sector.0, sector.0 + nr.0)));
         // What was cut, for a part of it was written, is one range in the list still.
-        listed.sort_unstable_by_key(|range| range.start);
+        listed.sort_unstable();
         listed.dedup_by(|next, last| {
-            let joins = last.end == next.start;
-            last.end = if joins { next.end } else { last.end };
+            let joins = next.0 <= last.1;
+            last.1 = if joins { last.1.max(next.1) } else { last.1 };
             joins
         });
-        let region =
-            |range: &Range| Region { start: data_start.0 + range.start, sectors: range.end - range.start };
+        let region = |(start, end): &(u64, u64)| Region { start: data_start.0 + start, sectors: end - start };
         listed.iter().map(region).collect()
     }
 
@@ -382,6 +418,54 @@ mod tests {
         assert!(bad.renew(Sector(0), Sectors(64)) && bad.any());
         bad.settle(&bad.renewed());
         assert!(!bad.any());
+    }
+
+    #[test]
+    fn what_is_bad_anew_stays_in_the_list_that_it_has_not_left() {
+        let region = |start, sectors| Region { start, sectors };
+        for what in [Bad::Unread, Bad::Stale, Bad::Listed, Bad::Unwritable] {
+            let bad = BadBlocks::listed(&[(Sector(8), Sectors(8))]);
+            assert!(bad.renew(Sector(8), Sectors(8)) && bad.add(Sector(8), Sectors(8), what));
+            assert_eq!((readable(&bad, 8, 8), bad.for_disk(Sector(0))), (0, vec![region(8, 8)]), "{what:?}");
+            bad.settle(&[(Sector(8), Sectors(8))]);
+            assert_eq!(readable(&bad, 8, 8), 0, "{what:?}");
+        }
+    }
+
+    #[test]
+    fn what_was_cured_can_be_read_and_written_and_leaves_the_list() {
+        let region = |start, sectors| Region { start, sectors };
+        let bad = BadBlocks::listed(&[(Sector(8), Sectors(8))]);
+        assert!(
+            bad.add(Sector(16), Sectors(8), Bad::Unwritable) && bad.add(Sector(32), Sectors(8), Bad::Stale)
+        );
+        assert!(!bad.cure(Sector(32), Sectors(8)), "that was in no list");
+        assert_eq!(bad.lacking(), [(Sector(8), Sectors(8)), (Sector(16), Sectors(8))]);
+        assert!(bad.cure(Sector(12), Sectors(8)) && bad.any_unwritable());
+        assert_eq!([readable(&bad, 8, 8), readable(&bad, 12, 100), readable(&bad, 20, 4)], [0, 8, 0]);
+        assert_eq!(bad.writable(Sector(16), Sectors(8)), (Sectors(4), Sectors(4)));
+        assert!(bad.cure(Sector(20), Sectors(4)) && !bad.any_unwritable());
+        assert_eq!(bad.for_disk(Sector(0)), [region(8, 16)]);
+        bad.settle(&bad.renewed());
+        assert_eq!(bad.for_disk(Sector(0)), [region(8, 4)]);
+        assert_eq!(bad.for_disk_but(&[], Some((Sector(10), Sectors(8))), Sector(0)), [region(8, 10)]);
+        assert_eq!(bad.for_disk_but(&[], Some((Sector(12), Sectors(8))), Sector(0)), [region(8, 12)]);
+        assert_eq!(bad.for_disk_but(&[], Some((Sector(8), Sectors(4))), Sector(0)), [region(8, 4)]);
+    }
+
+    #[test]
+    fn where_there_is_no_room_for_what_is_old_nothing_counts() {
+        let bad = BadBlocks::listed(&[(Sector(0), Sectors(8))]);
+        for i in 1..BAD_RANGES_MAX as u64 {
+            assert!(bad.add(Sector(100 * i), Sectors(1), Bad::Stale));
+        }
+        assert!(!bad.add(Sector(8), Sectors(1), Bad::Stale) && readable(&bad, 8, 1) == 1);
+        bad.add_all_stale(Sectors(1 << 20));
+        assert_eq!((readable(&bad, 8, 1), readable(&bad, (1 << 20) - 1, 1), bad.len()), (0, 0, 2));
+        assert!(
+            bad.is_stale_range(Sector(0), Sectors(1 << 20)) && !bad.is_stale_range(Sector(0), Sectors(8))
+        );
+        assert_eq!(bad.for_disk(Sector(0)), [Region { start: 0, sectors: 8 }]);
     }
 
     #[test]

@@ -84,9 +84,11 @@ impl Array {
         self.choose_with_care();
         // The last copy is no matter of a list.
         let has_another = role.is_some_and(|role| self.has_copy(role, sector, nr, role));
+        // As long as that is in no list on disk, writes go there still: if this one has to stay, they fail.
         let listed = has_another
-            && member.bad.add(sector, nr, Bad::Unwritable)
-            && self.write_bad_blocks(member, cx).await.is_ok();
+            && member.bad.add(sector, nr, Bad::Stale)
+            && self.write_bad_blocks_with((sector, nr), member, cx).await.is_ok()
+            && member.bad.add(sector, nr, Bad::Unwritable);
         if listed {
             member.ask_for_replacement();
             member.unwritable.say(cx.now(), |more| {
@@ -103,13 +105,23 @@ impl Array {
 
     /// Whether what is in the lists of others has a copy without the member of this role.
     pub(super) fn bad_have_copies(&self, without: u16) -> bool {
-        let others = self.devices.roles().filter(|(role, _)| *role != without);
+        self.bad_of_others(without).all(|(role, sector, nr)| self.has_copy(role, sector, nr, without))
+    }
+
+    /// What of it has none: role, sector, and how many.
+    pub(super) fn bad_without_copy(&self, without: u16) -> Vec<(u16, Sector, Sectors)> {
+        let has_none =
+            |(role, sector, nr): &(u16, Sector, Sectors)| !self.has_copy(*role, *sector, *nr, without);
+        self.bad_of_others(without).filter(has_none).collect()
+    }
+
+    fn bad_of_others(&self, without: u16) -> impl Iterator<Item = (u16, Sector, Sectors)> {
+        let others = self.devices.roles().filter(move |(role, _)| *role != without);
         let others =
             others.filter_map(|(role, _)| Some((role, self.member(role).filter(|it| it.bad.any())?)));
-        let mut ranges = others.flat_map(|(role, member)| {
+        others.flat_map(|(role, member)| {
             member.bad.lacking().into_iter().map(move |(sector, nr)| (role, sector, nr))
-        });
-        ranges.all(|(role, sector, nr)| self.has_copy(role, sector, nr, without))
+        })
     }
 
     /// What a device that is to take the place of the member of this role lacks, and nobody else has but, maybe, that member.
@@ -123,7 +135,7 @@ impl Array {
     }
 
     /// Whether a range of a member's data can be read in sync from others, or computed from them, but for one of them.
-    fn has_copy(&self, role: u16, sector: Sector, nr: Sectors, without: u16) -> bool {
+    pub(super) fn has_copy(&self, role: u16, sector: Sector, nr: Sectors, without: u16) -> bool {
         let mut places = Places::new();
         let mut at = Place { member: role, sector };
         while at.sector < sector + nr {
@@ -154,25 +166,42 @@ impl Array {
 
     /// Writes a member's list. With the turn.
     pub(super) async fn write_bad_blocks(&self, member: &Member, cx: &TaskContext) -> Result<(), Errno> {
-        self.write_bad_blocks_without(&[], member, cx).await
+        self.write_bad_blocks_but(&[], None, member, cx).await
+    }
+
+    /// Likewise, with a range that is not in it yet.
+    pub(super) async fn write_bad_blocks_with(
+        &self,
+        more: (Sector, Sectors),
+        member: &Member,
+        cx: &TaskContext,
+    ) -> Result<(), Errno> {
+        self.write_bad_blocks_but(&[], Some(more), member, cx).await
     }
 
     /// Likewise, without what was written of it.
-    async fn write_bad_blocks_without(
+    async fn write_bad_blocks_but(
         &self,
         renewed: &[(Sector, Sectors)],
+        more: Option<(Sector, Sectors)>,
         member: &Member,
         cx: &TaskContext,
     ) -> Result<(), Errno> {
         let Some(log) = member.site.as_ref().and_then(|(_, site)| site.bad_blocks.as_ref()) else {
             return Err(Errno::EIO);
         };
-        let list = member.bad.for_disk_without(renewed, member.data_start);
+        let list = member.bad.for_disk_but(renewed, more, member.data_start);
         let bytes = bad_blocks::encode(&list, log.shift, log.sectors).map_err(|error| {
             log::error!("{}: {}: {error}", self.name, member.name);
             Errno::ENOSPC
         })?;
         io::write_bytes(cx, &log.layer, log.start, &bytes).await
+    }
+
+    /// As `settle_renewed`, for who does not have the turn.
+    pub(super) async fn take_off_lists(&self, cx: &TaskContext) -> Result<(), Errno> {
+        let _turn = self.turns.take().await;
+        self.settle_renewed(cx).await
     }
 
     /// What clients have written of the lists of bad blocks leaves them, behind a flush of what was written. Where a member that has to stay
@@ -201,8 +230,8 @@ impl Array {
         renewed: &[(Sector, Sectors)],
         cx: &TaskContext,
     ) -> Result<(), Errno> {
-        io::flush(cx, &member.layer).await?;
-        self.write_bad_blocks_without(renewed, member, cx).await?;
+        member.flush(cx).await?;
+        self.write_bad_blocks_but(renewed, None, member, cx).await?;
         member.bad.settle(renewed);
         let nr = renewed.iter().fold(Sectors::ZERO, |all, (_, nr)| all + *nr);
         log::info!(
@@ -211,6 +240,14 @@ impl Array {
             member.name
         );
         Ok(())
+    }
+
+    /// A range of a member was written anew, by who has made sure of it, and is durable: as a client's write has it, it leaves the list with the
+    /// next flush.
+    pub(super) fn was_cured(&self, member: &Member, sector: Sector, nr: Sectors) {
+        if member.bad.cure(sector, nr) {
+            self.renewals.add();
+        }
     }
 
     /// A range of a device was written, and can be read again: it is bad no more. With the turn.

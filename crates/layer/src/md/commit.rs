@@ -104,7 +104,7 @@ impl Array {
                 self.sync.state().halted = false;
                 self.look_for_sync(cx);
             }
-            if let Err(errno) = self.give_up(&refusals) {
+            if let Err(errno) = self.give_up(&refusals, cx) {
                 // Whoever stays without this event must not fall behind by another one: the next attempt has the same.
                 self.books().uneven = true;
                 return Err(errno);
@@ -134,7 +134,7 @@ impl Array {
         refusals: &[Refusal],
         cx: &TaskContext,
     ) -> Result<(), Errno> {
-        self.give_up(refusals)?;
+        self.give_up(refusals, cx)?;
         self.record_state(cx).await
     }
 
@@ -240,7 +240,7 @@ impl Array {
         let synced = self.differ_from.load(Ordering::Acquire);
         let flushes = self.taking_part().map(|(index, member)| async move {
             let recovered = member.recovered();
-            let flushed = io::flush(cx, &member.layer).await;
+            let flushed = member.flush(cx).await;
             flushed.map_err(|errno| self.refused(index, "cache", errno, cx))?;
             // One that is complete stays so, also where that could not be recorded: another may have been given up since.
             if let Some(end) = recovered.filter(|_| !member.is_complete()) {

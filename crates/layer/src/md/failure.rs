@@ -11,6 +11,7 @@
 //! | a write-zeroes that has to be fast, and is not on this member | likewise; none is tried any more |
 //! | a discard that a member turns out not to support | the client hears of it; what was to be discarded has no defined content |
 //! | a discard for another reason | likewise, and mirrors may differ there now. The member stays, as in Linux: disks with faults in their TRIM must not lose an array its redundancy with every fstrim |
+//! | a write, write-zeroes or flush, on a member with a parity that is needed only for what others list as bad | that is written anew to them, as far as it can be read; then the member has failed, and the rest can be read no more (`parting.rs`) |
 //! | anything, on the last member that has some data | the client hears of it; where other copies may have a write that it refused, it is read no more |
 //!
 //! [`Layer::cure`](blockwork_engine::Layer::cure) decides, and writes nothing down but in memory. What it says of mirrors that
@@ -79,7 +80,10 @@ impl Array {
             self.note_differences(device, role, failure.span);
             return Cure::None;
         }
-        if self.is_needed(device) {
+        if failure.op == Op::Flush {
+            member.lose();
+        }
+        if self.has_to_stay(device) {
             self.note_lack(device, role, failure.span);
             return Cure::None;
         }
@@ -98,7 +102,9 @@ impl Array {
     /// A device may have lost what it was given: it is read no more if the array can do without it, also before it is given up. Whether that
     /// is news: then reads under way that were resolved before are to be resolved again.
     fn distrust(&self, device: DeviceIndex) -> bool {
-        let Some(member) = self.devices.get(device).filter(|_| !self.is_needed(device)) else { return false };
+        let Some(member) = self.devices.get(device).filter(|_| !self.has_to_stay(device)) else {
+            return false;
+        };
         let is_news = !member.set_distrusted(true);
         if is_news {
             self.distrusts.fetch_add(1, Ordering::AcqRel);
@@ -111,7 +117,8 @@ impl Array {
     pub(super) fn suspect(&self, below: NodeId) {
         let found =
             self.devices.all().find(|(_, member)| !member.is_faulty() && member.layer.node() == below);
-        if let Some((device, _)) = found {
+        if let Some((device, member)) = found {
+            member.lose();
             self.distrust(device);
         }
     }
@@ -127,7 +134,7 @@ impl Array {
     /// sake, is not trusted: the next flush that fails there would be news again, and reads that are on their way begin anew each time. With
     /// the turn.
     fn trust_again(&self, refusals: &[Refusal]) {
-        let needed = refusals.iter().filter(|(device, _)| self.is_needed(*device));
+        let needed = refusals.iter().filter(|(device, _)| self.has_to_stay(*device));
         for member in needed.filter_map(|(device, _)| self.devices.get(*device)) {
             member.set_distrusted(false);
         }
@@ -151,6 +158,11 @@ impl Array {
     /// To be dealt with by who has the turn next.
     pub(super) fn has_failed(&self, failed: FailedMember) {
         self.failed.lock().unwrap_or_else(PoisonError::into_inner).push(failed);
+    }
+
+    /// Whether a device that fails cannot be given up, not even when it is seen to what others list.
+    pub(super) fn has_to_stay(&self, device: DeviceIndex) -> bool {
+        self.is_needed(device) && !self.may_part_with(device)
     }
 
     /// Whether some data would have no copy without this device.
@@ -212,7 +224,9 @@ impl Array {
         if settled.is_err() {
             // The bios are not run again, but fail.
             for FailedMember { device, lacks, .. } in failed {
-                let stays = self.devices.get(device).is_some_and(|member| !member.is_faulty());
+                // What has met one that is about to go is done without it, or once more when it has gone.
+                let goes = self.partings.has(device);
+                let stays = !goes && self.devices.get(device).is_some_and(|member| !member.is_faulty());
                 if let (true, Some(span), Some(role)) = (stays, lacks, self.devices.role_of(device)) {
                     self.note_lack(device, role, span);
                 }
@@ -240,7 +254,7 @@ impl Array {
         }
         if !refusals.is_empty() {
             // One that cannot be given up any more, since another went before it, stays: its bio fails when it is run again.
-            refusals.retain(|refusal| self.give_up(std::slice::from_ref(refusal)).is_ok());
+            refusals.retain(|refusal| self.give_up(std::slice::from_ref(refusal), cx).is_ok());
         }
         if refusals.is_empty() && self.gate.state() != GateState::Recording {
             return Ok(());
@@ -260,35 +274,51 @@ impl Array {
     ///
     /// # Errors
     ///
-    /// The error of a member without which some data would have no copy: it stays.
-    pub(super) fn give_up(&self, refusals: &[Refusal]) -> Result<(), Errno> {
+    /// The error of a member without which some data would have no copy: it stays, or is about to go ([`Array::part`]).
+    pub(super) fn give_up(&self, refusals: &[Refusal], cx: &TaskContext) -> Result<(), Errno> {
         for (device, errno) in refusals {
             let Some(member) = self.devices.get(*device).filter(|member| !member.is_faulty()) else {
                 continue;
             };
             let role = self.devices.role_of(*device).map_or("spare".into(), |role| format!("role {role}"));
             if self.is_needed(*device) {
-                log::error!(
-                    "{}: member {} ({role}) failed ({errno}), and stays, as it has the only copy of some data",
-                    self.name,
-                    member.name
-                );
+                if !self.may_part_with(*device) {
+                    log::error!(
+                        "{}: member {} ({role}) failed ({errno}), and stays, as it has the only copy of some data",
+                        self.name,
+                        member.name
+                    );
+                } else if self.partings.add((*device, *errno)) {
+                    log::error!(
+                        "{}: member {} ({role}) failed ({errno}), and goes when it is seen to what others list as bad, and it makes up for",
+                        self.name,
+                        member.name
+                    );
+                    // Whoever has met it waits for that, but maybe nobody does.
+                    let (array, own) = (self.itself(), cx.clone());
+                    cx.spawn(async move { array.part(&own).await });
+                }
                 if let Some(intent) = self.intent() {
                     intent.disk().all_changed();
                 }
                 self.trust_again(refusals);
                 return Err(*errno);
             }
-            self.leave_out(member);
-            log::error!(
-                "{}: member {} ({role}) has failed ({errno}); the array goes on without it. When the disk is replaced or \
-                 found to be sound, `blockwork md add ARRAY DISK` (Linux: `mdadm --manage ARRAY --add DISK`; LVM: \
-                 `lvconvert --repair`) makes the array whole",
-                self.name,
-                member.name
-            );
+            self.gives_up(member, &role, *errno);
         }
         Ok(())
+    }
+
+    /// Declares a member faulty, in memory, behind a closed gate: as for `give_up`, who calls this records it next.
+    pub(super) fn gives_up(&self, member: &Member, role: &str, errno: Errno) {
+        self.leave_out(member);
+        log::error!(
+            "{}: member {} ({role}) has failed ({errno}); the array goes on without it. When the disk is replaced or \
+             found to be sound, `blockwork md add ARRAY DISK` (Linux: `mdadm --manage ARRAY --add DISK`; LVM: \
+             `lvconvert --repair`) makes the array whole",
+            self.name,
+            member.name
+        );
     }
 
     /// A device that the array can do without takes part no more: in memory, behind a closed gate. As for `give_up`, who calls

@@ -129,7 +129,7 @@ impl Array {
         let told: Vec<_> = self.told().filter_map(|(_, member)| Some(member.site.as_ref()?.0)).collect();
         record.resize(to, bitmap.as_ref(), &told).map_err(|error| self.record_error("a member", error))?;
         let refusals = self.flush_members(cx).await;
-        let flushed = self.give_up(&refusals);
+        let flushed = self.give_up(&refusals, cx);
         let end = Sector(old.geometry.sync_sectors().0);
         if dirty {
             self.differ_from.fetch_min(end.0, Ordering::AcqRel);

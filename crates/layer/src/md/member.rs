@@ -53,6 +53,10 @@ pub(super) struct Member {
     /// A flush failed, or a write that had to be durable: what it has lost since the last one, nobody knows. It is about to be
     /// given up, for which somebody has to wait for the array's turn; until then it is the last to be read.
     distrusted: AtomicBool,
+    /// A flush of it has failed: what it has may be old, also where it has to be read all the same.
+    has_lost: AtomicBool,
+    /// It has failed, and cannot be given up for what others list as bad.
+    has_to_stay: AtomicBool,
     /// It has refused a write, and its list of bad blocks says so: a spare is to take its place, while it still serves.
     wants_replacement: AtomicBool,
     /// It takes part no more. Set once, under the array's turn.
@@ -81,6 +85,8 @@ impl Member {
             by_bitmap: is(|site| site.by_bitmap),
             replacement: is(|site| site.replacement),
             distrusted: AtomicBool::new(false),
+            has_lost: AtomicBool::new(false),
+            has_to_stay: AtomicBool::new(false),
             wants_replacement: AtomicBool::new(false),
             faulty: AtomicBool::new(false),
             removed: AtomicBool::new(false),
@@ -116,6 +122,22 @@ impl Member {
     /// That it may have lost something, or that it has to stay all the same; what it was before.
     pub(super) fn set_distrusted(&self, is: bool) -> bool {
         self.distrusted.swap(is, Ordering::AcqRel)
+    }
+
+    pub(super) fn has_lost(&self) -> bool {
+        self.has_lost.load(Ordering::Acquire)
+    }
+
+    pub(super) fn lose(&self) {
+        self.has_lost.store(true, Ordering::Release);
+    }
+
+    pub(super) fn has_to_stay(&self) -> bool {
+        self.has_to_stay.load(Ordering::Acquire)
+    }
+
+    pub(super) fn stay(&self) {
+        self.has_to_stay.store(true, Ordering::Release);
     }
 
     /// Its turn among the copies that can be read: the lowest is read first.
@@ -275,6 +297,11 @@ impl Member {
         } else {
             io::store(cx, &self.layer, at, data).await
         }
+    }
+
+    /// Makes durable what was written to it.
+    pub(super) async fn flush(&self, cx: &TaskContext) -> Result<(), Errno> {
+        io::flush(cx, &self.layer).await.inspect_err(|_| self.lose())
     }
 
     pub(super) fn count_corrected(&self, nr: Sectors) {

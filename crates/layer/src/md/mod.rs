@@ -33,6 +33,7 @@ mod parity_gather;
 mod parity_read;
 mod parity_sync;
 mod parity_write;
+mod parting;
 mod past;
 mod raid0;
 mod raid1;

@@ -265,6 +265,13 @@ impl Lead {
         (self.batch.sources.take(), self.batch.flags.get())
     }
 
+    /// The row is written, and let go, but something else has to be waited for before that is told: nobody waits for this one meanwhile.
+    pub(super) fn is_written(&self) {
+        if self.batch.has_begun.replace(false) {
+            self.gathering.end();
+        }
+    }
+
     /// How it went.
     pub(super) fn tell(self, result: Result<(), Errno>) -> Result<(), Errno> {
         *self.batch.result.borrow_mut() = Some(result);
@@ -275,9 +282,7 @@ impl Lead {
 impl Drop for Lead {
     fn drop(&mut self) {
         self.gathering.forget(&self.batch);
-        if self.batch.has_begun.get() {
-            self.gathering.end();
-        }
+        self.is_written();
         self.batch.result.borrow_mut().get_or_insert(Err(Errno::EIO));
         self.batch.others.take().into_iter().for_each(Waker::wake);
     }

@@ -65,7 +65,7 @@ impl Array {
         noted
     }
 
-    fn device_of(&self, role: u16) -> Option<DeviceIndex> {
+    pub(super) fn device_of(&self, role: u16) -> Option<DeviceIndex> {
         let serving = self.member(role)?;
         let mut all = self.devices.all();
         all.find(|(_, member)| std::ptr::eq(*member, serving)).map(|(device, _)| device)

@@ -16,7 +16,8 @@
 //! Invariants:
 //!
 //! 1. A write has succeeded when every member that takes part has its part of it, data or parity; of those that have not, the superblocks of the
-//!    others say that they failed, or their lists of bad blocks that it is bad, durably. No more than what parities make up for.
+//!    others say that they failed, or their lists of bad blocks that it is bad, durably. No more than what parities make up for. Where one is about
+//!    to go (`parting.rs`), what it has there is old from the moment that the row is let go, and the write counts when it has gone.
 //! 2. Where some had their parts, and others not, for no fault of theirs, parities are noted not to fit until a resync has been there.
 //! 3. What is read for a parity was not read from a device that may have lost it ([`Array::check_trust`]).
 //!
@@ -32,6 +33,7 @@ use blockwork_engine::{
 use blockwork_memory::{Segment, Segments, copy_between, slice_segments};
 
 use super::array::Array;
+use super::bad_blocks::Bad;
 use super::bad_log::Renewal;
 use super::devices::DeviceIndex;
 use super::geometry::Place;
@@ -194,26 +196,34 @@ impl Array {
             Part::Follow(follow) => follow.result().await,
             Part::Lead(lead) => {
                 let (at, nr) = stripe_cache::whole(unit.at, unit.nr);
-                let _held = self.stripes.hold(at, nr).await;
+                let held = self.stripes.hold(at, nr).await;
                 cx.others_first().await;
                 if let Some(rest) = rest_of_unit(parity, unit, write.end()) {
                     lead.gather(write, rest, |moment| cx.sleep(moment)).await;
                 }
-                let _room = self.stripes.room().await;
+                let room = self.stripes.room().await;
                 let (sources, flags) = lead.begin();
-                let result = self.write_held(unit, sources, flags, cx).await;
+                let result = match self.write_held(unit, sources, flags, cx).await {
+                    Ok(Some(missed)) => {
+                        drop((room, held));
+                        lead.is_written();
+                        self.go_on_after(&missed, cx).await
+                    }
+                    result => result.map(drop),
+                };
                 lead.tell(result)
             }
         }
     }
 
+    /// Gives what was missed, if anything was.
     async fn write_held(
         &self,
         unit: &Unit,
         sources: Sources,
         flags: Flags,
         cx: &TaskContext,
-    ) -> Result<(), Errno> {
+    ) -> Result<Option<Missed>, Errno> {
         let data: Parts =
             sources.into_iter().map(|(role, source)| (role, copied(source, unit.nr, cx))).collect();
         let mut known = self.stripe_cache.take(unit.at, unit.nr, self.trust());
@@ -224,7 +234,11 @@ impl Array {
         let writes = parts
             .iter()
             .flat_map(|(role, data)| self.writes_of(*role, unit.at, Op::Write, unit.nr, Some(data.clone())));
-        self.write_parts(writes.collect(), flags, cx).await?;
+        let missed = self.write_parts(writes.collect(), flags, cx).await?;
+        if !missed.is_empty() {
+            let written = parts.iter().map(|(role, _)| *role).collect();
+            return Ok(Some(Missed { at: unit.at, nr: unit.nr, written, parts: missed }));
+        }
         let unwritten = self.unwritten(unit, &parts);
         // Who writes rows as a whole reads nothing, and does not come back.
         if !unwritten.is_empty() {
@@ -232,7 +246,7 @@ impl Array {
             parts.extend(others);
             self.stripe_cache.put(known, &parts, self.trust());
         }
-        Ok(())
+        Ok(None)
     }
 
     /// Whole rows of zeros, whose parities are zeros, too.
@@ -245,7 +259,7 @@ impl Array {
     ) -> Result<(), Errno> {
         let chunk = self.geometry().chunk().unwrap_or_default().0;
         let (at, nr) = (Sector(row * chunk), Sectors(rows * chunk));
-        let _held = self.stripes.hold(at, nr).await;
+        let held = self.stripes.hold(at, nr).await;
         self.stripe_cache.forget(at, nr);
         let roles = 0..self.geometry().members();
         let writes: Vec<_> =
@@ -255,7 +269,13 @@ impl Array {
         if flags.has(Flags::FAST_ONLY) && self.no_fast_zeroes.load(Ordering::Relaxed) {
             return Err(Errno::EOPNOTSUPP);
         }
-        self.write_parts(writes, flags, cx).await
+        let parts = self.write_parts(writes, flags, cx).await?;
+        drop(held);
+        if parts.is_empty() {
+            return Ok(());
+        }
+        let written = (0..self.geometry().members()).collect();
+        self.go_on_after(&Missed { at, nr, written, parts }, cx).await
     }
 
     /// Members whose data of a unit is not among that.
@@ -391,29 +411,95 @@ impl Array {
     }
 
     /// Writes all parts of a unit that is held. One that a device refused is tried again if that is not given up after all, as another one
-    /// went before it: then it has to stay, and the client hears of it.
-    async fn write_parts(&self, parts: Vec<ToDevice>, flags: Flags, cx: &TaskContext) -> Result<(), Errno> {
-        let mut parts = parts;
+    /// went before it: then it has to stay, and the client hears of it. Gives those of devices that are about to go.
+    async fn write_parts(
+        &self,
+        parts: Vec<ToDevice>,
+        flags: Flags,
+        cx: &TaskContext,
+    ) -> Result<Vec<ToDevice>, Errno> {
+        let (mut parts, mut missed) = (parts, Vec::new());
         loop {
-            let mut outcome = self.try_parts(parts, flags, cx).await;
-            let settled = self.settle_outcome(&mut outcome, cx).await;
-            let refused = outcome.refused;
-            if let Err(errno) = settled {
+            let outcome = self.try_parts(parts, flags, cx).await;
+            let settled = self.settle_outcome(&outcome, cx).await;
+            let Outcome { error, refused, renewed, .. } = outcome;
+            let mut refused = self.without_missed(refused, &mut missed);
+            let stays =
+                |part: &ToDevice| self.devices.get(part.device).is_some_and(|member| !member.is_faulty());
+            refused.retain(stays);
+            // What is not on record now will be when those have gone.
+            let may_yet = error.is_none() && refused.is_empty() && !missed.is_empty();
+            if let Err(errno) = settled
+                && !may_yet
+            {
                 // None of these is tried again. Who was given up has lost them with all the rest.
-                let stays = |part: &&ToDevice| {
-                    self.devices.get(part.device).is_some_and(|member| !member.is_faulty())
-                };
-                refused.iter().filter(stays).for_each(|part| self.note_difference(part.at, part.nr));
+                let differ = refused.iter().chain(missed.iter().filter(|part| stays(part)));
+                differ.for_each(|part| self.note_difference(part.at, part.nr));
                 // As long as a parity may not fit, no member can be done without.
                 self.look_for_sync(cx);
                 return Err(errno);
             }
+            if !renewed.is_empty() {
+                Renewal { array: self.itself(), ranges: renewed }.done(Ok(()));
+            }
             parts = Vec::new();
             refused.into_iter().for_each(|part| self.add_writable(part, &mut parts));
             if parts.is_empty() {
-                return Ok(());
+                return Ok(missed);
             }
         }
+    }
+
+    /// Those of devices that are about to go are not tried again. What these have there is old now, and nothing may be computed by it: others have
+    /// their parts.
+    fn without_missed(&self, refused: Vec<ToDevice>, missed: &mut Vec<ToDevice>) -> Vec<ToDevice> {
+        let (goes, others): (Vec<_>, Vec<_>) =
+            refused.into_iter().partition(|part| self.partings.has(part.device));
+        for part in goes {
+            if let Some(member) = self.devices.get(part.device)
+                && !member.bad.add(part.at, part.nr, Bad::Stale)
+            {
+                member.bad.add_all_stale(self.geometry().sync_sectors());
+            }
+            self.choose_with_care();
+            missed.push(part);
+        }
+        others
+    }
+
+    /// A unit of which these were written was let go, but some parts of it were missed: it counts when who has not taken them has gone, if all that
+    /// was written can be had from the others.
+    async fn go_on_after(&self, missed: &Missed, cx: &TaskContext) -> Result<(), Errno> {
+        self.part(cx).await;
+        // It is on record, or will not be.
+        let settled = self.parting(cx, async || self.settle_failures(cx).await).await;
+        let stays = |part: &&ToDevice| self.devices.get(part.device).is_some_and(|it| !it.is_faulty());
+        let mut is_had = missed.written.iter().all(|role| self.is_had(*role, missed.at, missed.nr));
+        for part in missed.parts.iter().filter(stays) {
+            is_had = false;
+            // Nothing is computed there from now on, and it has what it had: the client knows.
+            self.note_difference(part.at, part.nr);
+            if let Some(member) = self.devices.get(part.device) {
+                member.bad.forget_stale(part.at, part.nr);
+            }
+            self.look_for_sync(cx);
+        }
+        settled.and(if is_had { Ok(()) } else { Err(Errno::EIO) })
+    }
+
+    /// Whether what a role has of some sectors, if that is data, can be read or computed.
+    fn is_had(&self, role: u16, at: Sector, nr: Sectors) -> bool {
+        let (mut at, end) = (at, at + nr);
+        while at < end {
+            let step = self.geometry().chunk_room(at).min(end.since(at));
+            let is_data = self.geometry().to_array(Place { member: role, sector: at }).is_some();
+            let is_read = || self.member(role).is_some_and(|member| member.readable(at, step) == step);
+            if is_data && !is_read() && !self.has_copy(role, at, step, role) {
+                return false;
+            }
+            at = at + step;
+        }
+        true
     }
 
     async fn try_parts(&self, parts: Vec<ToDevice>, flags: Flags, cx: &TaskContext) -> Outcome {
@@ -448,28 +534,29 @@ impl Array {
     }
 
     /// Invariants 1 and 2, of a unit that is still held.
-    async fn settle_outcome(&self, outcome: &mut Outcome, cx: &TaskContext) -> Result<(), Errno> {
+    async fn settle_outcome(&self, outcome: &Outcome, cx: &TaskContext) -> Result<(), Errno> {
         if !outcome.refused.is_empty() || (outcome.left_out && !self.gate.pass()) {
             self.settle_failures(cx).await?;
         }
-        if let Some(errno) = outcome.error {
-            return Err(errno);
-        }
-        let ranges = std::mem::take(&mut outcome.renewed);
-        if !ranges.is_empty() {
-            Renewal { array: self.itself(), ranges }.done(Ok(()));
-        }
-        Ok(())
+        outcome.error.map_or(Ok(()), Err)
     }
 
     /// What was bad and has been written durably has left the lists before that is answered.
     async fn settle_written(&self, flags: Flags, cx: &TaskContext) -> Result<(), Errno> {
         if flags.has(Flags::FUA) && self.renewals.are_due() {
-            let _turn = self.turns.take().await;
-            return self.settle_renewed(cx).await;
+            return self.parting(cx, async || self.take_off_lists(cx).await).await;
         }
         Ok(())
     }
+}
+
+/// A unit that was written, but for some parts: their devices are about to go.
+struct Missed {
+    at: Sector,
+    nr: Sectors,
+    /// By role.
+    written: Vec<u16>,
+    parts: Vec<ToDevice>,
 }
 
 /// What is written to one device.

@@ -200,7 +200,13 @@ impl Array {
 
     /// The most urgent thing that is due.
     async fn next_pass(&self, cx: &TaskContext) -> Option<Pass> {
-        let _turn = self.turn_when_known(cx).await?;
+        let _turn = match self.turn_when_known(cx).await {
+            Some(turn) => turn,
+            None => {
+                self.part(cx).await;
+                self.turn_when_known(cx).await?
+            }
+        };
         self.sync.due.store(false, Ordering::Release);
         self.sync.stop.store(false, Ordering::Release);
         if self.sync.retired.load(Ordering::Acquire) {
@@ -254,8 +260,11 @@ impl Array {
         let name = &self.name;
         match end {
             End::Failed(refusal) => {
-                let _turn = self.turns.take().await;
-                if !self.go_on_without(&[refusal], cx).await {
+                let gives_up = async || {
+                    let _turn = self.turns.take().await;
+                    if self.go_on_without(&[refusal], cx).await { Ok(()) } else { Err(refusal.1) }
+                };
+                if self.parting(cx, gives_up).await.is_err() {
                     // It would be refused again, and again, without end.
                     log::error!("{name}: {} stops: {}", pass.action(), self.refuses_and_stays(refusal));
                     let mut state = self.sync.state();
@@ -286,13 +295,14 @@ impl Array {
             state.requested = state.requested.filter(|_| !done).map(|(action, _)| (action, at));
             return true;
         }
-        let result = match (end, pass.kind) {
+        let write_down = async || match (end, pass.kind) {
             (End::Done, Kind::Recover { device, role }) => {
                 self.finish_recovery(device, role, tried, cx).await
             }
             (End::Done, _) => self.finish_resync(pass, cx).await,
             _ => self.checkpoint(cx).await,
         };
+        let result = self.parting(cx, write_down).await;
         if let Err(errno) = result {
             log::error!("{name}: {} is not on record: {errno}", pass.action());
             self.sync.state().halted = true;
@@ -316,7 +326,7 @@ impl Array {
         let _turn = self.turns.take().await;
         self.settle_with_turn(cx).await?;
         let refusals = self.flush_members(cx).await;
-        self.give_up(&refusals)?;
+        self.give_up(&refusals, cx)?;
         self.record_change(cx).await
     }
 
@@ -334,7 +344,7 @@ impl Array {
         let _turn = self.turns.take().await;
         self.settle_with_turn(cx).await?;
         let refusals = self.flush_members(cx).await;
-        self.give_up(&refusals)?;
+        self.give_up(&refusals, cx)?;
         let Some(member) = self.devices.get(device) else { return Ok(()) };
         if member.is_faulty() || self.devices.role_of(device) != Some(role) {
             return self.record_change(cx).await;
@@ -380,7 +390,7 @@ impl Array {
             }
         }
         let refusals = self.flush_members(cx).await;
-        self.give_up(&refusals)?;
+        self.give_up(&refusals, cx)?;
         self.record_change(cx).await?;
         self.choose_freely_again();
         self.start_upkeep(cx);

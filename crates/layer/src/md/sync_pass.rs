@@ -160,7 +160,8 @@ impl Array {
                 }
                 if cx.now() >= checkpoint {
                     checkpoint = cx.now() + CHECKPOINT;
-                    if !matches!(pass.kind, Kind::Check { .. }) && self.checkpoint(cx).await.is_err() {
+                    let is_check = matches!(pass.kind, Kind::Check { .. });
+                    if !is_check && self.parting(cx, async || self.checkpoint(cx).await).await.is_err() {
                         end = End::Interrupted;
                     }
                 }

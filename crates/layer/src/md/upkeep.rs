@@ -129,7 +129,7 @@ impl Array {
     /// All members have all writes: says so in the superblocks. With the turn, and a closed gate.
     async fn write_clean(&self, cx: &TaskContext) -> Result<(), Errno> {
         let refusals = self.flush_members(cx).await;
-        self.give_up(&refusals)?;
+        self.give_up(&refusals, cx)?;
         self.books().clean = true;
         self.record_state(cx).await
     }
@@ -141,6 +141,7 @@ impl Array {
         self.sync.retired.store(true, Ordering::Release);
         self.sync.stop.store(true, Ordering::Release);
         drop(self.sync.running.take().await);
+        drop(self.partings.turns.take().await);
         self.put_to_rest(cx).await
     }
 
@@ -155,10 +156,10 @@ impl Array {
         }
         self.gate.set(GateState::Clean);
         let refusals = self.flush_members(cx).await;
-        self.give_up(&refusals)?;
+        self.give_up(&refusals, cx)?;
         if !self.is_degraded() {
             let refusals = self.write_cleared(None, cx).await;
-            self.give_up(&refusals)?;
+            self.give_up(&refusals, cx)?;
         }
         self.books().clean = true;
         self.record_state(cx).await

@@ -4,9 +4,11 @@
 mod added;
 mod apart;
 mod bad_blocks;
+mod dying;
 mod failures;
 mod filled;
 mod parity;
+mod parting;
 mod records;
 mod rig;
 mod sync;
