@@ -14,7 +14,7 @@ use blockwork_engine::FileId;
 use blockwork_sim::Lies;
 
 use md_lab::drawn::{FAULTS, expect_all_verbs};
-use md_lab::{PARITY, PARITY_KEPT, PARITY_LISTING, PARITY_LOSING, Plan};
+use md_lab::{PARITY, PARITY_DYING, PARITY_KEPT, PARITY_LISTING, PARITY_LOSING, Plan};
 use running::plans::{
     self, are_found, expect_one_history, run_plans, survive_each_cut, survive_each_fault, survives,
 };
@@ -57,6 +57,14 @@ fn what_a_member_cannot_write_the_others_have() {
     let (all, seeds) = seeds(100);
     let sums = run_plans(all.map(|seed| Plan::of(PARITY_LISTING + seed)));
     assert!(sums.listed > seeds / 8 && sums.faults > seeds && sums.answered > 40 * seeds);
+}
+
+#[test]
+fn who_dies_beside_anothers_list_is_given_up_and_what_can_be_read_of_it_is_saved() {
+    let (all, seeds) = seeds(100);
+    let sums = run_plans(all.map(|seed| Plan::of(PARITY_DYING + seed)));
+    assert!(sums.listed > seeds / 8 && sums.given_up > seeds / 2 && sums.answered > 40 * seeds);
+    assert!(sums.forgotten <= seeds / 100, "in {} runs, what could be read was lost", sums.forgotten);
 }
 
 #[test]
@@ -122,6 +130,18 @@ fn fast_zeroes_that_a_new_device_cannot_do_are_refused_before_any_is_done() {
 fn what_is_read_while_a_flush_may_have_failed_goes_into_no_parity() {
     survives(&Plan::of(PARITY_LOSING + 970));
     survives(&Plan::of(PARITY_LOSING + 1842));
+}
+
+/// Found likewise: a member refused its part of a row, and what another one lists there was computed by what it had there before.
+#[test]
+fn what_a_dying_member_did_not_take_saves_nothing_that_others_list() {
+    survives(&Plan::of(PARITY_DYING + 798));
+}
+
+/// Found likewise: that a member takes no writes any more was met only when the array was put to rest, which failed.
+#[test]
+fn who_dies_beside_anothers_list_keeps_no_array_from_its_rest() {
+    survives(&Plan::of(PARITY_DYING + 10_549));
 }
 
 /// Found likewise: no device took anything any more. Of those that refused to flush one had to stay, and so another was trusted again that could have

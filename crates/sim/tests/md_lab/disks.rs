@@ -55,6 +55,8 @@ pub struct ArrayPlan {
     /// A member that is in sync only below a sector.
     pub recovering: Option<(u16, u64)>,
     pub write_mostly: Option<u16>,
+    /// What a member lists as bad may be lost with another one that is given up.
+    pub loses_listed: bool,
     /// The volume, where it is only a part of the array: first sector, and how many.
     pub part: Option<(u64, u64)>,
 }
@@ -120,9 +122,12 @@ impl Found {
 
     /// The device on which all data of a role is.
     pub fn has(&self, role: u16) -> Option<FileId> {
-        let member = self.members[usize::from(role)].as_ref();
-        let member = member.filter(|member| member.in_sync_to() == IN_SYNC && member.bad.is_empty());
-        member.map(|member| member.device)
+        self.has_but_for_lists(role).filter(|member| member.bad.is_empty()).map(|member| member.device)
+    }
+
+    /// Who has all data of a role but for what it lists as bad.
+    pub fn has_but_for_lists(&self, role: u16) -> Option<&Member> {
+        self.members[usize::from(role)].as_ref().filter(|member| member.in_sync_to() == IN_SYNC)
     }
 
     /// All devices that get the writes of a role.
@@ -187,6 +192,7 @@ impl ArrayPlan {
             absent: Vec::new(),
             recovering: None,
             write_mostly: (layout.is_none() && random.chance(1, 4)).then(|| role(random)),
+            loses_listed: false,
             part: None,
         };
         plan.part = plan.draw_part(large, random);

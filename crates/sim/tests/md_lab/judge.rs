@@ -196,7 +196,26 @@ impl Judge<'_> {
 
     fn is_lost_at(&self, place: Place) -> bool {
         let member = self.found.members[usize::from(place.member)].as_ref();
-        self.has_hole(place.sector.0) && !member.is_some_and(|member| member.holds(place.sector))
+        let is_held = member.is_some_and(|member| member.holds(place.sector));
+        !is_held && (self.has_hole(place.sector.0) || self.is_lost_with_a_list(place))
+    }
+
+    /// Whether members list what nobody has any more.
+    pub fn has_lost_what_was_listed(&self) -> bool {
+        let (start, sectors) = self.plan.volume();
+        (0..sectors).any(|sector| {
+            let place = self.plan.place_of(start + sector);
+            let member = self.found.members[usize::from(place.member)].as_ref();
+            !member.is_some_and(|it| it.holds(place.sector)) && self.is_lost_with_a_list(place)
+        })
+    }
+
+    /// Whether a place cannot be computed, as another member lists what that would take.
+    fn is_lost_with_a_list(&self, place: Place) -> bool {
+        let lists = |member: &Member| member.in_sync_to() == IN_SYNC && !member.holds(place.sector);
+        self.plan.loses_listed
+            && self.found.members.iter().flatten().any(lists)
+            && self.computed(place).is_none()
     }
 
     /// Whether data are lost that members have in their lists of bad blocks: nobody makes parities fit what is not there, so they are never

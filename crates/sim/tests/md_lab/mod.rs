@@ -51,6 +51,8 @@ pub struct Life {
     pub faults: Faults,
     /// When the first of them dies altogether.
     pub death: Option<Nanos>,
+    /// When they begin to misbehave.
+    pub healthy: Nanos,
     /// All devices are victims, whatever the array can do without.
     pub no_mercy: bool,
     /// Linux has the array afterwards; true: and all devices are put back into it.
@@ -61,6 +63,8 @@ pub struct Life {
     pub settles: bool,
     /// There are no clients.
     pub alone: bool,
+    /// A device misbehaves also where others list as bad what only it makes up for.
+    pub despite_lists: bool,
 }
 
 /// The first seed of plans in which the bitmap is cleared; the first of those in which somebody looks after the array.
@@ -75,6 +79,9 @@ pub const PARITY_KEPT: u64 = 2_000_000_000;
 pub const PARITY_LOSING: u64 = 3_000_000_000;
 /// The first seed of those in which members list what they cannot write.
 pub const PARITY_LISTING: u64 = 4_000_000_000;
+
+/// The first seed of those in which a member dies beside another one's list.
+pub const PARITY_DYING: u64 = 5_000_000_000;
 
 /// Everything that a run does, drawn from its seed.
 #[derive(Clone, Debug)]
@@ -133,6 +140,8 @@ pub struct Counts {
     pub resumed: u64,
     /// Lives that ended with an entry in a list of bad blocks.
     pub listed: u64,
+    /// Lives in which something that a member lists was lost with another one that could be read, or a client was told of an error beside it.
+    pub forgotten: u64,
     /// Times that nothing was due any more.
     pub settled: u64,
     /// What the caretaker did.
@@ -149,7 +158,8 @@ impl Plan {
             PARITY..PARITY_KEPT => Plan::draw_parity(seed),
             PARITY_KEPT..PARITY_LOSING => Plan::draw_parity_kept(seed),
             PARITY_LOSING..PARITY_LISTING => Plan::draw_parity_losing(seed),
-            PARITY_LISTING.. => Plan::draw_parity_listing(seed),
+            PARITY_LISTING..PARITY_DYING => Plan::draw_parity_listing(seed),
+            PARITY_DYING.. => Plan::draw_parity_dying(seed),
             _ => Plan::draw(seed),
         }
     }
@@ -226,6 +236,8 @@ impl Plan {
         let mut plan = Plan::draw_parity(seed);
         let random = &mut Random::part(seed, 7);
         plan.array.bad_blocks = true;
+        // What one lists, another one may alone make up for, and fail as well.
+        plan.array.loses_listed = plan.lives.iter().any(|life| life.no_mercy);
         for life in &mut plan.lives {
             let latent_errors = *random.choose(&[0, 0, 20_000]);
             let write_errors = *random.choose(&[5_000, 20_000, 60_000]);
@@ -310,8 +322,8 @@ impl plans::Plan for Plan {
         self.array.make(&world);
         let referee = Referee::new(self.array.volume().1);
         let verdict = Verdict::default();
-        let (in_sync, unsettled, wrote, is_lost) = (true, Vec::new(), false, false);
-        let mut run = Run { plan: self, world, referee, in_sync, unsettled, wrote, is_lost, verdict };
+        let (in_sync, unsettled, wrote, told, is_lost) = (true, Vec::new(), false, false, false);
+        let mut run = Run { plan: self, world, referee, in_sync, unsettled, wrote, told, is_lost, verdict };
         let outcome = caught(|| run.lives(journal));
         run.verdict.violations.extend(outcome.err());
         run.verdict.journal.append(&mut run.world.journal());
@@ -345,6 +357,7 @@ impl plans::Counts for Counts {
         self.mended += other.mended;
         self.resumed += other.resumed;
         self.listed += other.listed;
+        self.forgotten += other.forgotten;
         self.settled += other.settled;
         for (what, n) in &other.tally.borrow().counts {
             *self.tally.borrow_mut().counts.entry(what).or_default() += n;
@@ -385,7 +398,7 @@ impl Life {
             linux: *random.choose(&[None, Some(false), Some(true), Some(true)]),
             visit: None,
             settles: false,
-            alone: false,
+            ..Life::default()
         }
     }
 
@@ -455,6 +468,8 @@ struct Run<'a> {
     unsettled: Vec<bool>,
     /// Something was written in this life: an array that is only read stays as it was found.
     wrote: bool,
+    /// A client was told of an error, beside somebody's list.
+    told: bool,
     /// Some data can be had no more, from whichever devices.
     is_lost: bool,
     verdict: Verdict,
@@ -503,7 +518,7 @@ impl Run<'_> {
         let mercy = !life.no_mercy || !self.in_sync;
         world.set_chaos(self.plan.chaos);
         (0..world.devices()).for_each(|n| world.set_faults(FileId(n), self.plan.slowness.clone()));
-        if life.visit.is_none() {
+        if life.visit.is_none() && life.healthy == Nanos(0) {
             victims.iter().for_each(|victim| world.set_faults(*victim, life.faults.clone()));
         }
         if life.cut > 0 {
@@ -525,7 +540,9 @@ impl Run<'_> {
             let referee = self.referee.borrow();
             let failed = referee.failed - referee.excused - referee.failed_discards;
             drop(referee);
-            if failed > 0 {
+            if failed > 0 && life.despite_lists {
+                self.told = true;
+            } else if failed > 0 {
                 self.accuse("a client was told of an error, although the array can do without what failed");
             }
         }
@@ -551,8 +568,12 @@ impl Run<'_> {
             let will_be_victim = |role| {
                 found.replacements.iter().any(|(other, by)| *other == role && victims.contains(&by.device))
             };
+            let has = |role| match life.despite_lists {
+                true => found.has_but_for_lists(role).map(|member| member.device),
+                false => found.has(role),
+            };
             let is_well = |role: u16| {
-                found.has(role).is_some_and(|device| !victims.contains(&device)) && !will_be_victim(role)
+                has(role).is_some_and(|device| !victims.contains(&device)) && !will_be_victim(role)
             };
             if !geometry.has_all_data(&is_well) {
                 victims.pop();
@@ -597,7 +618,11 @@ impl Run<'_> {
             workers[n % plan.workers].add_port(Box::new(client));
         }
         if let (Some(victim), Some(after), None) = (victims.first(), life.death, &life.visit) {
-            workers[0].add_port(Box::new(Death { victim: *victim, after, done: false }));
+            workers[0].add_port(Box::new(Death { victim: *victim, faults: DEAD, after, done: false }));
+        }
+        for victim in victims.iter().filter(|_| life.healthy > Nanos(0)) {
+            let (victim, after, faults) = (*victim, life.healthy, life.faults.clone());
+            workers[0].add_port(Box::new(Death { victim, faults, after, done: false }));
         }
         let ended_well = run_all(world, workers);
         if ended_well && !world.is_off() {
@@ -670,6 +695,8 @@ impl Run<'_> {
         if !self.verdict.violations.is_empty() {
             return;
         }
+        let is_lost = life.despite_lists && !plan.excused && judge.has_lost_what_was_listed();
+        self.verdict.forgotten += u64::from(is_lost | std::mem::take(&mut self.told));
         self.read_all(&found);
         if life.visit.is_some() {
             // What was read once stays the same.
@@ -734,9 +761,10 @@ fn close(world: &World, stack: &Stack) -> bool {
     worker(stack, world.env(), 0, false, &Quiescence::default()).close().is_ok()
 }
 
-/// Lets a device die at a given time.
+/// Lets a device die, or begin to misbehave, at a given time.
 struct Death {
     victim: FileId,
+    faults: Faults,
     after: Nanos,
     done: bool,
 }
@@ -747,7 +775,7 @@ impl Port<SimEnv> for Death {
         cx.env.timeout(token, self.after);
     }
     fn event(&mut self, cx: &mut Context<'_, SimEnv>, _: u32, _: Completion) {
-        cx.env.world().set_faults(self.victim, DEAD);
+        cx.env.world().set_faults(self.victim, self.faults.clone());
         self.done = true;
     }
     fn done(&mut self, _: &mut Context<'_, SimEnv>, _: Done) {}
