@@ -49,9 +49,9 @@ def measure(bench, folder, stack):
         running = [start(starter, name, disks, volumes) for name in ("here", "there")]
         if None in running:
             return []
-        # In pieces of the pool's blocks, so that each is mapped.
-        fill = ["--rw", "write", "--bs", "65536", "--seconds", str(FILL_SECONDS)]
         if "vg/disk" in volumes:
+            # In pieces of the pool's blocks, so that each is mapped.
+            fill = ["--rw", "write", "--bs", "65536", "--seconds", str(FILL_SECONDS)]
             subprocess.run([bench.vhostload, "--socket", running[0].sock, *fill], check=True, capture_output=True)
         for rep in range(bench.reps):
             rows.append(bench.row({"stack": what}, OURS, "vhostload", rep, lambda: load(bench, *running)))

@@ -169,3 +169,19 @@ fn what_we_read_qemu_reads_too_but_does_not_write() {
     assert!(qemu_opens(file.path(), &["-r"]));
     assert!(!qemu_opens(file.path(), &[]));
 }
+
+/// Whoever else refers to the open file keeps it no longer.
+#[test]
+fn a_disk_that_is_let_go_of_can_be_had_though_it_is_open() {
+    let _alone = lab::alone();
+    let file = disk();
+    let let_go = blockwork_engine::LeafSource::let_go;
+    let first = FileSource::open(file.path(), &WRITER).unwrap();
+    refused(file.path(), &WRITER);
+    let_go(&first);
+    let second = FileSource::open(file.path(), &WRITER).unwrap();
+    let_go(&first);
+    // The second one's was not its own to let go of.
+    refused(file.path(), &WRITER);
+    drop((first, second));
+}

@@ -59,24 +59,29 @@ pub struct Faults {
     pub slowdown: u32,
 }
 
-impl Default for Faults {
+impl Faults {
     /// None.
+    pub const NONE: Faults = Faults {
+        read_errors: 0,
+        write_errors: 0,
+        flush_errors: 0,
+        discard_errors: 0,
+        again: 0,
+        latent_errors: 0,
+        permanent_errors: 0,
+        short: 0,
+        stalls: 0,
+        stall_time: Nanos::secs(31),
+        lost_flushes: 0,
+        misdirected: 0,
+        slowdown: 1,
+    };
+}
+
+impl Default for Faults {
+    /// [`Faults::NONE`].
     fn default() -> Faults {
-        Faults {
-            read_errors: 0,
-            write_errors: 0,
-            flush_errors: 0,
-            discard_errors: 0,
-            again: 0,
-            latent_errors: 0,
-            permanent_errors: 0,
-            short: 0,
-            stalls: 0,
-            stall_time: Nanos::secs(31),
-            lost_flushes: 0,
-            misdirected: 0,
-            slowdown: 1,
-        }
+        Faults::NONE
     }
 }
 

@@ -25,7 +25,8 @@ use anyhow::{Result, anyhow};
 use blockwork_engine::Volume;
 use blockwork_export::vhost::{DiskKeeper, VhostOptions, VhostServer, VhostSocket};
 use blockwork_format::escape;
-use blockwork_volume::{Assembly, Plan};
+use blockwork_leaf::LeafError;
+use blockwork_volume::{Assembly, Plan, VolumeError};
 use signal_hook::iterator::Signals;
 
 use super::{News, Running, announce, assemble, check_count, choose, heed, plan};
@@ -66,15 +67,16 @@ pub(super) fn run(
     heed(signals, Vec::new(), &news, || harbour.run(hear))
 }
 
-/// What the volumes are like. Where nobody else has the disks, as for who writes to them, and that is told of as ever; else as they look.
+/// What the volumes are like. Where nobody else has the disks, as for who writes to them, and that is told of as ever; else as they look. What else
+/// keeps them from being opened would keep a guest waiting, for ever maybe.
 fn look(args: &ServeArgs, disks: &[String], named: &[String]) -> Result<Vec<Volume>> {
     let open = || {
         let mut assembly = assemble(args, disks)?;
         choose(&mut assembly, named)
     };
     let refused = match open() {
-        Ok(volumes) => return Ok(volumes),
-        Err(refused) => refused,
+        Err(refused) if is_in_use(&refused) => refused,
+        result => return result,
     };
     for _ in 0..LOOKS {
         if let Ok(volumes) = look_only(args, disks, named) {
@@ -83,6 +85,10 @@ fn look(args: &ServeArgs, disks: &[String], named: &[String]) -> Result<Vec<Volu
         }
     }
     Err(refused)
+}
+
+fn is_in_use(error: &anyhow::Error) -> bool {
+    matches!(error.downcast_ref(), Some(VolumeError::Leaf(LeafError::InUse { .. })))
 }
 
 fn look_only(args: &ServeArgs, disks: &[String], named: &[String]) -> Result<Vec<Volume>> {

@@ -5,6 +5,7 @@ use std::fs::File;
 use std::path::Path;
 use std::process::Command;
 
+use crate::support::fs::Loop;
 use crate::support::vhost::{BLOCK, Guest};
 use crate::support::{Scratch, Server, Stats, both, output, run, run_refused, until};
 use blockwork_format::vhost_user::{ConfigPart, Message, VringState, protocol};
@@ -342,6 +343,17 @@ fn what_cannot_be_let_go_of_and_opened_again_is_refused() {
     assert!(said.contains("--vhost-user"), "{said}");
     let said = misused("--vhost-user s --vhost-user t --disk disk.img");
     assert!(said.contains("2 times --vhost-user for 1 volume"), "{said}");
+    // No guest is to wait for what will never be.
+    let device = Loop::with(&["--read-only"], &scratch.at("disk.img"));
+    let said = run_refused(&mut scratch.blockwork([
+        "serve",
+        "--migratable",
+        "--vhost-user",
+        "s",
+        "--disk",
+        &device.device,
+    ]));
+    assert!(said.contains("read-only"), "{said}");
     let missing = "serve --migratable --vhost-user s --disk none.img";
     let said = run_refused(&mut scratch.blockwork(missing.split(' ')));
     assert!(said.contains("none.img"), "{said}");

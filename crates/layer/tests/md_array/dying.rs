@@ -88,30 +88,10 @@ pub fn case_of(make: Make, listers: &[u16], dying: u16) -> Case {
     Case { rig, lister: listers[0], dying, bad }
 }
 
-pub const REFUSES_WRITES: Faults = Faults { write_errors: 1_000_000, ..NO_FAULTS };
-pub const REFUSES_ALL: Faults = Faults {
-    read_errors: 1_000_000,
-    write_errors: 1_000_000,
-    flush_errors: 1_000_000,
-    discard_errors: 1_000_000,
-    ..NO_FAULTS
-};
-pub const STALLS: Faults = Faults { stalls: 1_000_000, ..NO_FAULTS };
-pub const NO_FAULTS: Faults = Faults {
-    read_errors: 0,
-    write_errors: 0,
-    flush_errors: 0,
-    discard_errors: 0,
-    again: 0,
-    latent_errors: 0,
-    permanent_errors: 0,
-    short: 0,
-    stalls: 0,
-    stall_time: Nanos::millis(20),
-    lost_flushes: 0,
-    misdirected: 0,
-    slowdown: 1,
-};
+pub const REFUSES_WRITES: Faults = Faults { write_errors: 1_000_000, ..Faults::NONE };
+pub const REFUSES_ALL: Faults =
+    Faults { read_errors: 1_000_000, flush_errors: 1_000_000, discard_errors: 1_000_000, ..REFUSES_WRITES };
+pub const STALLS: Faults = Faults { stalls: 1_000_000, stall_time: Nanos::millis(20), ..Faults::NONE };
 
 impl Case {
     pub fn faults(&self, device: u16, faults: Faults) {

@@ -8,8 +8,8 @@ use blockwork_layer::md::{MemberState, SyncAction};
 use blockwork_sim::{Fault, Faults, World};
 
 use crate::dying::{
-    BESIDE, CHUNK, Case, NO_FAULTS, NR, REFUSES_ALL, REFUSES_WRITES, ROW, SKIP, STALLS, blocks, case,
-    case_of, check, data_of, fill, list, listed, listed_but, makes, sectors,
+    BESIDE, CHUNK, Case, NR, REFUSES_ALL, REFUSES_WRITES, ROW, SKIP, STALLS, blocks, case, case_of, check,
+    data_of, fill, list, listed, listed_but, makes, sectors,
 };
 use crate::rig::{DATA_START, Make, Rig, SUPERBLOCK, examine};
 
@@ -191,7 +191,7 @@ fn written_beside(make: Make) -> (Case, Vec<(u64, u8)>) {
 fn who_may_have_lost_something_saves_nothing() {
     for make in makes() {
         let (mut case, written) = written_beside(make);
-        case.faults(case.dying, Faults { lost_flushes: 1_000_000, ..NO_FAULTS });
+        case.faults(case.dying, Faults { lost_flushes: 1_000_000, ..Faults::NONE });
         assert_eq!(case.rig.flush(), Ok(()));
         assert!(case.dies());
         let lost = blocks(case.bad, NR);
@@ -216,7 +216,7 @@ fn what_has_not_lost_anything_when_it_refuses_its_superblock_saves_all() {
 fn a_flush_that_fails_is_one_of_who_goes() {
     for make in makes() {
         let (mut case, written) = written_beside(make);
-        case.faults(case.dying, Faults { flush_errors: 1_000_000, ..NO_FAULTS });
+        case.faults(case.dying, Faults { flush_errors: 1_000_000, ..Faults::NONE });
         // The absence takes its time to be on record.
         case.faults(case.lister, STALLS);
         let before = case.rig.world.counters(FileId(case.dying.into())).flushes;
@@ -224,7 +224,7 @@ fn a_flush_that_fails_is_one_of_who_goes() {
         assert!(case.dies());
         let flushes = case.rig.world.counters(FileId(case.dying.into())).flushes;
         assert_eq!(flushes - before, 1, "it waits, and does not try again and again");
-        case.faults(case.lister, NO_FAULTS);
+        case.faults(case.lister, Faults::NONE);
         case.check(&blocks(case.bad, NR), &written);
     }
 }
@@ -266,7 +266,7 @@ fn being_saved(make: Make, listers: &[(u16, u64, u64)], dying: u16) -> (Case, Ve
     case.faults(other, STALLS);
     let written = write_row(&mut case, BESIDE, 0xa1);
     until_read(&mut case.rig, other);
-    case.faults(other, NO_FAULTS);
+    case.faults(other, Faults::NONE);
     (case, written)
 }
 
@@ -310,7 +310,7 @@ fn what_is_written_meanwhile_is_not_saved_over() {
             case.rig.rest(Nanos::millis(1));
         }
         for device in [lister, layout.parity(ROW).0] {
-            case.faults(device, NO_FAULTS);
+            case.faults(device, Faults::NONE);
         }
         case.faults(dying, REFUSES_WRITES);
         let mut all = write_row(&mut case, BESIDE, 0xa1);
@@ -560,7 +560,7 @@ fn of_two_that_die_at_once_neither_goes_with_what_the_other_has_not_taken() {
         assert!(if is_written { may_be.contains(&read) } else { read == Ok(fill(at)) }, "{at}: {read:?}");
     }
     // When they take writes again, all is as it should be.
-    [one, other].into_iter().for_each(|device| case.faults(device, NO_FAULTS));
+    [one, other].into_iter().for_each(|device| case.faults(device, Faults::NONE));
     case.rig.resume_sync().unwrap();
     case.rig.wait_sync();
     for place in places {
@@ -661,8 +661,8 @@ fn another_loses(make: Make, chance: u64, is_read_meanwhile: bool) {
     case.faults(stalls, STALLS);
     write_row(&mut case, row + 1, 0xa1);
     until_read(&mut case.rig, stalls);
-    case.faults(stalls, NO_FAULTS);
-    case.faults(loses, Faults { lost_flushes: 1_000_000, ..NO_FAULTS });
+    case.faults(stalls, Faults::NONE);
+    case.faults(loses, Faults { lost_flushes: 1_000_000, ..Faults::NONE });
     case.rig.submit(Bio::flush());
     (0..2).for_each(|_| drop(case.rig.finish()));
     for at in [of(ROW, lister), of(row, lister)].into_iter().flat_map(|at| blocks(at, NR)) {
