@@ -218,6 +218,8 @@ def vhost(bench):
     raw = lambda cell: clients.fio_file(path, cell["rw"], "4k", cell["depth"], 1, bench.seconds, at=raw_at(cell))  # noqa: E731
     batches = lambda cell: clients.fio_file_in_batches(path, cell["rw"], "4k", cell["depth"], bench.seconds, raw_at(cell))  # noqa: E731
     beside = [(RAW, "fio", raw), (RAW_BATCHES, "fio", batches)] if machine.has("fio") else []
+    if not machine.has(bench.bare_ring):
+        bench.notes.append(f"no bare back end with a file: {bench.bare_ring} is not there; --build builds it")
     reading = [(peer, "bare_ring", lambda cell, how=how: load_bare_file(bench, path, how, cell))
                for peer, how in BARE_FILE.items() if machine.has(bench.bare_ring)]
     # One file for all, one after the other: where it lies on the disk decides.
@@ -278,6 +280,8 @@ def tables_of(rows):
     reads = [row for row in file if row["rw"] == "randread"]
     lines += table("Reads per second against the best of the bare ones", reads, ["depth"], [OURS, *BARE_FILE], "iops", max)
     lines += table("Reads, p50, us", reads, ["depth"], [OURS, *BARE_FILE], "p50_us", min)
+    lines += table("Reads: processor time of the back end, or of raw fio, us per I/O", with_fios_own(reads), ["depth"], [OURS, *BARE_FILE, RAW],
+                   "server_us", min)
     placed = of("placed")
     lines += table("Reads at depth 1, by the processors of server and guest: p50, us", [row for row in placed if row["depth"] == 1], ["places"],
                    [OURS, QSD, RAW], "p50_us", min, [QSD])
@@ -288,6 +292,11 @@ def tables_of(rows):
     lines += [f"### A disk that takes {DELAY_MS} ms for everything, rings full", ""]
     lines += table("I/O per second", of("slow"), ["ring"], [OURS, QSD, *BARE], "iops", max, [QSD])
     return lines
+
+
+def with_fios_own(rows):
+    """Raw fio has no server: what it takes is its own."""
+    return [{**row, "server_us": row["client_us"]} if row["peer"] == RAW and "client_us" in row else row for row in rows]
 
 
 def null_goals(kind, ours, ratio, worst):
@@ -322,8 +331,24 @@ def goals(rows):
         values = [value for value in values if value is not None]
         return choose(values) if values else None
 
-    file = {"kind": "file", "rw": "randread"}
+    def best(value, choose, peers, **match):
+        """Of those that are nothing but a back end: what this machine lets any have."""
+        values = [median(rows, value, peer=peer, **match) for peer in peers]
+        return worst(values, choose)
+
+    def share(one, other):
+        return one / other if one and other else None
+
+    file, null = {"kind": "file", "rw": "randread"}, {"kind": "null", "guest": "sleeping"}
+    bare_rates = [best("iops", max, BARE, depth=depth, **null) for depth in NULL_DEPTHS]
+    raw_rate = median(rows, "iops", peer=RAW, depth=32, **file)
     lines = null_goals("null", ours, ratio, worst) + null_goals("pinned", ours, ratio, worst)
+    lines += [
+        ("null, depth 16 and deeper: rate of the better bare back end against qsd, worst", "",
+         worst([share(rate, median(rows, "iops", peer=QSD, depth=depth, **null)) for depth, rate in zip(NULL_DEPTHS, bare_rates) if depth > 1])),
+        ("null: of the bare one that looks, a deeper queue's rate against a less deep one's, worst", "",
+         worst(falls([median(rows, "iops", peer="bare, looking", depth=depth, **null) for depth in NULL_DEPTHS]))),
+    ]
     written = [ours("iops", kind="written", depth=depth) for depth in WRITTEN_DEPTHS]
     lines.append(("null, no data touched: a deeper queue's rate against a less deep one's, worst", "1 within noise", worst(falls(written))))
     slow = [ours("iops", kind="slow", ring=ring) for ring in RINGS]
@@ -331,11 +356,15 @@ def goals(rows):
     lines += [
         ("file, depth 1: p50, us", "<= 40", ours("p50_us", depth=1, **file)),
         ("the same of raw fio, without a ring", "", median(rows, "p50_us", peer=RAW, depth=1, **file)),
+        ("the same of the best bare back end", "", best("p50_us", min, BARE_FILE, depth=1, **file)),
         ("file, depth 32: CPU per I/O, us", "<= 4", ours("server_us", depth=32, **file)),
+        ("the same of raw fio, without a ring", "", median(rows, "client_us", peer=RAW, depth=32, **file)),
+        ("the same of the best bare back end", "", best("server_us", min, BARE_FILE, depth=32, **file)),
         ("file, depth 32: system calls per I/O", "<= 0.3", ours("syscalls", depth=32, **file)),
         ("file, depth 32: io_uring_enter per I/O", "<= 0.1", ours("enters", depth=32, **file)),
         *((f"file, depth {depth}: rate against {peer}", ">= 0.95", ratio("iops", peer, depth=depth, **file))
           for depth in FILE_DEPTHS[1:] for peer in (RAW, RAW_BATCHES)),
+        ("file, depth 32: rate of the best bare back end against raw fio", "", share(best("iops", max, BARE_FILE, depth=32, **file), raw_rate)),
         *((f"file, server and guest at {places}, depth {depth}: rate against {peer}", ">= 0.95",
            ratio("iops", peer, depth=depth, kind="placed", places=places))
           for places in EACH for depth in FILE_DEPTHS[1:] for peer in (RAW, RAW_BATCHES)),
