@@ -299,7 +299,7 @@ def with_fios_own(rows):
     return [{**row, "server_us": row["client_us"]} if row["peer"] == RAW and "client_us" in row else row for row in rows]
 
 
-def null_goals(kind, ours, ratio, worst):
+def null_goals(kind, ours, ratio):
     at = {"null": "null", "pinned": "null, a processor each"}[kind]
     null = {"kind": kind, "guest": "sleeping"}
     rates = [ours("iops", depth=depth, **null) for depth in NULL_DEPTHS]
@@ -318,37 +318,41 @@ def falls(rates):
     return [now / max(rates[:nth]) for nth, now in enumerate(rates) if nth > 0 and now and all(rates[:nth])]
 
 
+def share(one, other):
+    return one / other if one and other else None
+
+
+def worst(values, choose=min):
+    values = [value for value in values if value is not None]
+    return choose(values) if values else None
+
+
+def best(rows, value, choose, peers, **match):
+    """Of those that are nothing but a back end: what this machine lets any have."""
+    return worst([median(rows, value, peer=peer, **match) for peer in peers], choose)
+
+
+def null_of_the_bare(rows):
+    """Of the null disk's goals, what the bare ones reach."""
+    def of(peer, depth):
+        return median(rows, "iops", kind="null", guest="sleeping", peer=peer, depth=depth)
+
+    shares = [share(worst([of(peer, depth) for peer in BARE], max), of(QSD, depth)) for depth in NULL_DEPTHS[1:]]
+    looking = falls([of("bare, looking", depth) for depth in NULL_DEPTHS])
+    return [("null, depth 16 and deeper: rate of the better bare back end against qsd, worst", "", worst(shares)),
+            ("null: of the bare one that looks, a deeper queue's rate against a less deep one's, worst", "", worst(looking))]
+
+
 def goals(rows):
     """What issue 7 asks for, beside what came of it."""
     def ours(value, **match):
         return median(rows, value, peer=OURS, **match)
 
     def ratio(value, peer, **match):
-        mine, theirs = ours(value, **match), median(rows, value, peer=peer, **match)
-        return mine / theirs if mine and theirs else None
+        return share(ours(value, **match), median(rows, value, peer=peer, **match))
 
-    def worst(values, choose=min):
-        values = [value for value in values if value is not None]
-        return choose(values) if values else None
-
-    def best(value, choose, peers, **match):
-        """Of those that are nothing but a back end: what this machine lets any have."""
-        values = [median(rows, value, peer=peer, **match) for peer in peers]
-        return worst(values, choose)
-
-    def share(one, other):
-        return one / other if one and other else None
-
-    file, null = {"kind": "file", "rw": "randread"}, {"kind": "null", "guest": "sleeping"}
-    bare_rates = [best("iops", max, BARE, depth=depth, **null) for depth in NULL_DEPTHS]
-    raw_rate = median(rows, "iops", peer=RAW, depth=32, **file)
-    lines = null_goals("null", ours, ratio, worst) + null_goals("pinned", ours, ratio, worst)
-    lines += [
-        ("null, depth 16 and deeper: rate of the better bare back end against qsd, worst", "",
-         worst([share(rate, median(rows, "iops", peer=QSD, depth=depth, **null)) for depth, rate in zip(NULL_DEPTHS, bare_rates) if depth > 1])),
-        ("null: of the bare one that looks, a deeper queue's rate against a less deep one's, worst", "",
-         worst(falls([median(rows, "iops", peer="bare, looking", depth=depth, **null) for depth in NULL_DEPTHS]))),
-    ]
+    file = {"kind": "file", "rw": "randread"}
+    lines = null_goals("null", ours, ratio) + null_goals("pinned", ours, ratio) + null_of_the_bare(rows)
     written = [ours("iops", kind="written", depth=depth) for depth in WRITTEN_DEPTHS]
     lines.append(("null, no data touched: a deeper queue's rate against a less deep one's, worst", "1 within noise", worst(falls(written))))
     slow = [ours("iops", kind="slow", ring=ring) for ring in RINGS]
@@ -356,15 +360,16 @@ def goals(rows):
     lines += [
         ("file, depth 1: p50, us", "<= 40", ours("p50_us", depth=1, **file)),
         ("the same of raw fio, without a ring", "", median(rows, "p50_us", peer=RAW, depth=1, **file)),
-        ("the same of the best bare back end", "", best("p50_us", min, BARE_FILE, depth=1, **file)),
+        ("the same of the best bare back end", "", best(rows, "p50_us", min, BARE_FILE, depth=1, **file)),
         ("file, depth 32: CPU per I/O, us", "<= 4", ours("server_us", depth=32, **file)),
         ("the same of raw fio, without a ring", "", median(rows, "client_us", peer=RAW, depth=32, **file)),
-        ("the same of the best bare back end", "", best("server_us", min, BARE_FILE, depth=32, **file)),
+        ("the same of the best bare back end", "", best(rows, "server_us", min, BARE_FILE, depth=32, **file)),
         ("file, depth 32: system calls per I/O", "<= 0.3", ours("syscalls", depth=32, **file)),
         ("file, depth 32: io_uring_enter per I/O", "<= 0.1", ours("enters", depth=32, **file)),
         *((f"file, depth {depth}: rate against {peer}", ">= 0.95", ratio("iops", peer, depth=depth, **file))
           for depth in FILE_DEPTHS[1:] for peer in (RAW, RAW_BATCHES)),
-        ("file, depth 32: rate of the best bare back end against raw fio", "", share(best("iops", max, BARE_FILE, depth=32, **file), raw_rate)),
+        ("file, depth 32: rate of the best bare back end against raw fio", "",
+         share(best(rows, "iops", max, BARE_FILE, depth=32, **file), median(rows, "iops", peer=RAW, depth=32, **file))),
         *((f"file, server and guest at {places}, depth {depth}: rate against {peer}", ">= 0.95",
            ratio("iops", peer, depth=depth, kind="placed", places=places))
           for places in EACH for depth in FILE_DEPTHS[1:] for peer in (RAW, RAW_BATCHES)),
