@@ -48,7 +48,7 @@ pub(crate) enum Verb {
     #[command(
         after_help = "Examples:\n  blockwork status\n  blockwork status --json\n\nA line for each setting of a disk that can be had in \
         several ways (io, direct, linearize, fua, fixed): what is in force, whether that was chosen or asked for, and why; below \
-        it what was measured, for each class of requests."
+        it what was measured, for each class of requests. Of a server whose disks are not open (serve --migratable), why that is."
     )]
     Status(StatusArgs),
     /// Show what happens to each I/O of a volume that is being served.
@@ -237,7 +237,8 @@ pub(crate) fn xen_disk(text: &str) -> Result<(u16, VirtualDevice), String> {
 
 #[derive(Debug, Args)]
 pub(crate) struct StatusArgs {
-    /// Print JSON: {"disks": [{"pid", "name", "sandbox", "decisions", "choices"}]}, the last two as /v1/stats has them.
+    /// Print JSON: {"disks": [{"pid", "name", "sandbox", "decisions", "choices"}], "away": [{"pid", "volume", "sandbox", "why"}]}, decisions
+    /// and choices as /v1/stats has them.
     #[arg(long)]
     pub(crate) json: bool,
 }

@@ -8,6 +8,7 @@
 
 mod arrays;
 mod autoextend;
+mod away;
 mod exports;
 mod families;
 mod groups;
@@ -99,18 +100,18 @@ pub(crate) fn run(args: &ServeArgs) -> Result<()> {
     // A server that does not come up wholly may have been reached by clients already, and arrays have taken up what was due.
     let waited = up.and_then(|()| {
         let mounts = running.mounts.iter().map(fuse::Mount::point).collect();
-        heed(&mut signals, mounts, &running.news, || running.wait(&hear, args.json).result())
+        heed(&mut signals, mounts, &running.news, |_| running.wait(&hear, args.json).result())
     });
     running.stop(args, waited)
 }
 
 /// Does something while signals are news: the first that asks for the end, and those that ask for statistics. The second one does not wait for anything
-/// but that what is mounted is taken away.
+/// but that what is mounted is taken away. Nor does the first, when that is what has been done, or is ended for another reason.
 fn heed<T>(
     signals: &mut Signals,
     mounts: Vec<fuse::MountPoint>,
     news: &mpsc::Sender<News>,
-    act: impl FnOnce() -> Result<T>,
+    act: impl FnOnce(&SecondSignal) -> Result<T>,
 ) -> Result<T> {
     let handle = signals.handle();
     let second = SecondSignal::new(mounts);
@@ -128,7 +129,7 @@ fn heed<T>(
             }
         };
         thread::Builder::new().spawn_scoped(scope, heed).context(NO_THREAD)?;
-        let result = act();
+        let result = act(&second);
         // Where it was no signal that has ended the waiting, the first one is as good as the second.
         second.arm();
         handle.close();
@@ -443,11 +444,7 @@ impl Running {
         state.set_arrays(Arc::new(ServedArrays::new(&self.workers, state.disks(), self.offers.clone())));
         state.set_groups(groups);
         state.set_exports(exports);
-        // Where nothing can be written, there is nothing to be set.
-        let without =
-            |error: &dyn Error| anyhow!("{error}, or serve without a control socket (--no-control)");
-        let path = socket_path().map_err(|error| without(&error))?;
-        self.control = Some(Control::start(state, &path).map_err(|error| without(&error))?);
+        self.control = Some(start_control(state)?);
         Ok(())
     }
 
@@ -512,6 +509,13 @@ impl Running {
         }
         failure.map_or(Ok(()), Err)
     }
+}
+
+fn start_control(state: ControlState) -> Result<ControlHandle> {
+    // Where nothing can be written, there is nothing to be set.
+    let without = |error: &dyn Error| anyhow!("{error}, or serve without a control socket (--no-control)");
+    let path = socket_path().map_err(|error| without(&error))?;
+    Control::start(state, &path).map_err(|error| without(&error))
 }
 
 /// Each export of a kind that has one volume gets one, in their order.

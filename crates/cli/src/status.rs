@@ -1,4 +1,4 @@
-//! `blockwork status`: which ways running servers have chosen for their disks, and by which figures.
+//! `blockwork status`: which ways running servers have chosen for their disks, and by which figures; and whose disks are not open, and why.
 
 use anyhow::Result;
 use blockwork_daemon::{Status, get_json, servers};
@@ -19,23 +19,47 @@ struct Disk {
     choices: Vec<ChoiceReport>,
 }
 
+/// A volume whose disks its server has not open.
+struct Away {
+    pid: u32,
+    sandbox: bool,
+    name: String,
+    why: String,
+}
+
 pub(crate) fn run(args: &StatusArgs) -> Result<()> {
-    let mut disks = Vec::new();
+    let (mut disks, mut away) = (Vec::new(), Vec::new());
     for server in servers()? {
+        away.extend(away_of(&server.status));
         match get_json::<Report>(&server.socket, "/v1/stats") {
             Ok(report) => disks.extend(disks_of(&server.status, report)),
             // One that is ending is no reason not to show what others have.
             Err(error) => log::warn!("{error}"),
         }
     }
-    if disks.is_empty() {
+    if disks.is_empty() && away.is_empty() {
         log::warn!("no server is running (of this user) that has a disk");
     }
     if args.json {
         let disk = |it: &Disk| json!({ "pid": it.pid, "name": it.name, "sandbox": it.sandbox, "decisions": it.decisions, "choices": it.choices });
-        return out::print_json(&json!({ "disks": disks.iter().map(disk).collect::<Vec<_>>() }));
+        let away_one =
+            |it: &Away| json!({ "pid": it.pid, "volume": it.name, "sandbox": it.sandbox, "why": it.why });
+        return out::print_json(&json!({
+            "disks": disks.iter().map(disk).collect::<Vec<_>>(),
+            "away": away.iter().map(away_one).collect::<Vec<_>>(),
+        }));
     }
-    out::print(&disks.iter().map(text).collect::<String>())
+    out::print(&disks.iter().map(text).chain(away.iter().map(away_text)).collect::<String>())
+}
+
+fn away_of(server: &Status) -> impl Iterator<Item = Away> {
+    let (pid, sandbox) = (server.pid, server.sandbox);
+    let volume = move |why: &String| {
+        let volumes = server.volumes.iter();
+        let why = why.clone();
+        volumes.map(move |it| Away { pid, sandbox, name: it.name.clone(), why: why.clone() })
+    };
+    server.away.iter().flat_map(volume)
 }
 
 /// Disks with something to choose.
@@ -57,13 +81,25 @@ fn disks_of(server: &Status, report: Report) -> impl Iterator<Item = Disk> {
 ///     writes of 32 KiB in 4 KiB off pages: linear, by 88.3 MB/s linear and 17.1 MB/s vectored, 8 pairs; 25 linear, 4071 vectored
 /// ```
 fn text(disk: &Disk) -> String {
-    let sandbox = if disk.sandbox { ", in its sandbox" } else { "" };
-    let mut text = format!("{} (server {}{sandbox})\n", escape(&disk.name), disk.pid);
+    let mut text = head(&disk.name, disk.pid, disk.sandbox);
     for it in &disk.decisions {
         text += &format!("  {:<9}  {:<8}  {:<6}  {}\n", it.setting, it.value, it.by(), escape(&it.why));
         text.extend(disk.choices.iter().filter(|class| class.setting == it.setting).map(class));
     }
     text
+}
+
+fn head(name: &str, pid: u32, sandbox: bool) -> String {
+    let sandbox = if sandbox { ", in its sandbox" } else { "" };
+    format!("{} (server {pid}{sandbox})\n", escape(name))
+}
+
+/// ```text
+/// vg0/root (server 4711)
+///   its disks are not open: no guest uses them
+/// ```
+fn away_text(it: &Away) -> String {
+    format!("{}  its disks are not open: {}\n", head(&it.name, it.pid, it.sandbox), escape(&it.why))
 }
 
 fn class(it: &ChoiceReport) -> String {

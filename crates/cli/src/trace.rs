@@ -5,9 +5,10 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use blockwork_daemon::{ServerInfo, find_volume, stream, trace_path};
 use blockwork_format::blktrace::{Formatter, Record};
+use blockwork_format::escape;
 use blockwork_insight::trace::{RecordStream, TraceFiles};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -43,6 +44,10 @@ pub(crate) fn run(args: &TraceArgs) -> Result<()> {
         );
     }
     let server = find_volume(&args.volume)?;
+    if let Some(why) = &server.status.away {
+        let (volume, pid) = (escape(&args.volume), server.pid);
+        bail!("{volume}: there is nothing to trace: the disks of server {pid} are not open: {}", escape(why));
+    }
     let text = args.output.is_none() && !args.json;
     let news = listen(&server, &trace_path(&args.volume, text))?;
     let deadline = args.stopwatch.map(|seconds| Instant::now() + Duration::from_secs_f64(seconds));

@@ -220,7 +220,11 @@ pub fn find_volume(name: &str) -> Result<ServerInfo, ClientError> {
 pub fn find_volume_in(folder: &Path, name: &str) -> Result<ServerInfo, ClientError> {
     let servers = servers_in(folder)?;
     let serves = |server: &&ServerInfo| server.status.volumes.iter().any(|volume| volume.name == name);
-    let found: Vec<&ServerInfo> = servers.iter().filter(serves).collect();
+    let mut found: Vec<&ServerInfo> = servers.iter().filter(serves).collect();
+    // Where several take turns (`serve --migratable`), it is whose turn it is.
+    if found.len() > 1 && found.iter().any(|server| server.status.away.is_none()) {
+        found.retain(|server| server.status.away.is_none());
+    }
     match found[..] {
         [only] => Ok(only.clone()),
         [] => {

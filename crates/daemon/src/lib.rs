@@ -48,5 +48,5 @@ pub use groups::{
 };
 pub use routes::{BODY_BYTES_MAX, UNDER_WAY_MAX};
 pub use server::{CONNECTIONS_MAX, Control, ControlError, ControlHandle, HEAD_BYTES_MAX};
-pub use status::{ControlState, DiskStatus, Disks, LimitsStatus, Status, VolumeStatus, Volumes};
+pub use status::{Away, ControlState, DiskStatus, Disks, LimitsStatus, Status, VolumeStatus, Volumes};
 pub use taking::TAKING_TIME;

@@ -36,7 +36,8 @@ const ARRAYS: &str = "/v1/arrays";
 const GROUPS: &str = "/v1/groups";
 const POOLS: &str = "/v1/pools";
 const EXPORTS: &str = "/v1/exports";
-const PATHS: [&str; 8] = ["/v1/status", "/v1/stats", ARRAYS, GROUPS, POOLS, EXPORTS, "/v1/trace", "/metrics"];
+const TRACE: &str = "/v1/trace";
+const PATHS: [&str; 8] = ["/v1/status", "/v1/stats", ARRAYS, GROUPS, POOLS, EXPORTS, TRACE, "/metrics"];
 
 /// Longest body that is read, bytes: names of an array, a group, devices and volumes.
 pub const BODY_BYTES_MAX: usize = 64 << 10;
@@ -63,6 +64,16 @@ where
             return refuse(StatusCode::NOT_FOUND, &json!({ "error": error }));
         }
     };
+    // While disks are away, lists are empty, and what needs disks is refused.
+    let needs_disks = match *request.method() {
+        Method::GET => path == TRACE,
+        Method::POST => allowed.contains("POST"),
+        _ => false,
+    };
+    if let Some(why) = state.away().filter(|_| needs_disks) {
+        let error = format!("the disks of this server are not open: {why}");
+        return refuse(StatusCode::CONFLICT, &json!({ "error": error }));
+    }
     match *request.method() {
         // A list of groups waits while one is changed.
         Method::GET if path == GROUPS => {

@@ -30,6 +30,9 @@ pub struct Status {
     pub volumes: Vec<VolumeStatus>,
     /// What it serves from.
     pub disks: Vec<DiskStatus>,
+    /// Why its disks are not open, if they are not (`--migratable`): its volumes are as they were last then.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub away: Option<String>,
 }
 
 /// A volume.
@@ -80,8 +83,29 @@ pub struct ControlState {
     pub(crate) lists: Places,
     volumes: Volumes,
     disks: Disks,
+    away: Option<Away>,
     sandbox: bool,
     started: Instant,
+}
+
+/// Why disks are not open.
+#[derive(Clone)]
+pub struct Away(Arc<Mutex<String>>);
+
+impl Away {
+    /// For this reason, such as `no guest uses them`.
+    pub fn because(why: &str) -> Away {
+        Away(Arc::new(Mutex::new(why.to_owned())))
+    }
+
+    /// Now for that one.
+    pub fn set(&self, why: &str) {
+        why.clone_into(&mut self.locked());
+    }
+
+    fn locked(&self) -> MutexGuard<'_, String> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 /// The disks that a server has open. Some may come while it runs.
@@ -111,13 +135,19 @@ pub struct Volumes(Arc<Mutex<Vec<Served>>>);
 
 struct Served {
     status: VolumeStatus,
-    root: Arc<dyn Layer>,
+    /// None while its disks are away.
+    root: Option<Arc<dyn Layer>>,
 }
 
 impl Volumes {
     /// Adds one, and where clients find it.
     pub fn add(&self, volume: &Volume, exports: Vec<String>) {
         self.all().push(served(volume, exports));
+    }
+
+    /// Adds one whose disks are away, as it was last.
+    pub fn add_away(&self, status: VolumeStatus) {
+        self.all().push(Served { status, root: None });
     }
 
     /// Another one, in the place of the one that has been called `name`.
@@ -156,16 +186,22 @@ impl Volumes {
     }
 }
 
+impl VolumeStatus {
+    /// As a volume is now, found there.
+    pub fn of(volume: &Volume, exports: Vec<String>) -> VolumeStatus {
+        VolumeStatus {
+            name: volume.name.clone(),
+            bytes: bytes(volume.sectors()),
+            read_only: volume.read_only,
+            exports,
+            status: None,
+            limits: limits(volume.limits()),
+        }
+    }
+}
+
 fn served(volume: &Volume, exports: Vec<String>) -> Served {
-    let status = VolumeStatus {
-        name: volume.name.clone(),
-        bytes: bytes(volume.sectors()),
-        read_only: volume.read_only,
-        exports,
-        status: None,
-        limits: limits(volume.limits()),
-    };
-    Served { status, root: volume.root.clone() }
+    Served { status: VolumeStatus::of(volume, exports), root: Some(volume.root.clone()) }
 }
 
 struct Disk {
@@ -186,6 +222,7 @@ impl ControlState {
             lists: Places::default(),
             volumes: Volumes::default(),
             disks: Disks::default(),
+            away: None,
             sandbox: false,
             started: Instant::now(),
         }
@@ -194,6 +231,11 @@ impl ControlState {
     /// Whether it is in its sandbox.
     pub fn set_sandboxed(&mut self, sandbox: bool) {
         self.sandbox = sandbox;
+    }
+
+    /// That its disks are not open, and why.
+    pub fn set_away(&mut self, away: Away) {
+        self.away = Some(away);
     }
 
     /// Its arrays, which can be asked for something.
@@ -226,10 +268,11 @@ impl ControlState {
         let disk =
             |disk: &Disk| DiskStatus { failed: disk.source.shared().has_failed(), ..disk.status.clone() };
         // An array may have grown, and stores fill up.
-        let volume = |served: &Served| VolumeStatus {
-            bytes: bytes(served.root.sectors()),
-            status: served.root.status(),
-            ..served.status.clone()
+        let volume = |Served { status, root }: &Served| match root {
+            Some(root) => {
+                VolumeStatus { bytes: bytes(root.sectors()), status: root.status(), ..status.clone() }
+            }
+            None => status.clone(),
         };
         Status {
             version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -238,14 +281,20 @@ impl ControlState {
             sandbox: self.sandbox,
             volumes: self.volumes.all().iter().map(volume).collect(),
             disks: self.disks.all().iter().map(disk).collect(),
+            away: self.away(),
         }
+    }
+
+    /// Why its disks are not open, if they are not.
+    pub(crate) fn away(&self) -> Option<String> {
+        self.away.as_ref().map(|away| away.locked().clone())
     }
 
     /// The nodes of a volume's stack as it is now: an array's members may come and go.
     pub(crate) fn nodes(&self, volume: &str) -> Option<NodeSet> {
         let volumes = self.volumes.all();
         let found = volumes.iter().find(|served| served.status.name == volume)?;
-        Some(NodeSet::under(&*found.root))
+        Some(NodeSet::under(&**found.root.as_ref()?))
     }
 
     pub(crate) fn volume_names(&self) -> Vec<String> {

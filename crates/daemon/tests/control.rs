@@ -9,7 +9,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use blockwork_daemon::{
-    ArrayList, ArrayRequest, BODY_BYTES_MAX, CONNECTIONS_MAX, ClientError, Control, ControlState,
+    ArrayList, ArrayRequest, Away, BODY_BYTES_MAX, CONNECTIONS_MAX, ClientError, Control, ControlState,
     HEAD_BYTES_MAX, Status, Verb, ask_array, find_array_in, find_volume_in, get_json, servers_in, stream,
     trace_path,
 };
@@ -294,4 +294,33 @@ fn a_change_whose_server_went_before_it_answered_may_have_been_made() {
     server.join().unwrap();
     let error = ask_array(&socket, &request).unwrap_err();
     assert!(matches!(error, ClientError::Connection { .. }), "{error:?}");
+}
+
+/// A server whose disks are not open is there all the same, and says why nothing can be had of it.
+#[test]
+fn a_server_whose_disks_are_away_tells_of_its_volumes_and_refuses_what_needs_them() {
+    let rig = Rig::new();
+    let open = get_json::<Status>(&rig.socket, "/v1/status").unwrap();
+    assert_eq!(open.away, None);
+    let mut state = ControlState::new(Stats::new(Vec::new()).into(), TraceHub::new(&[]));
+    let away = Away::because("no guest uses them");
+    state.set_away(away.clone());
+    open.volumes.iter().for_each(|volume| state.volumes().add_away(volume.clone()));
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("1.sock");
+    let _control = Control::start(state, &socket).unwrap();
+    let told = get_json::<Status>(&socket, "/v1/status").unwrap();
+    assert_eq!((&told.volumes, told.disks.len()), (&open.volumes, 0));
+    assert_eq!(told.away.as_deref(), Some("no guest uses them"));
+    away.set("another reason");
+    let refused = format!("{}\n", r#"{"error":"the disks of this server are not open: another reason"}"#);
+    assert_eq!(curl(&socket, "/v1/trace?volume=disk/null", &[]), (refused.clone(), 409));
+    for path in ["/v1/arrays", "/v1/groups", "/v1/pools", "/v1/exports"] {
+        assert_eq!(curl(&socket, path, &["-d", "{}"]), (refused.clone(), 409), "{path}");
+    }
+    for (path, status) in [("/v1/arrays", 200), ("/v1/groups", 200), ("/metrics", 200), ("/v1/exports", 405)]
+    {
+        assert_eq!(curl(&socket, path, &[]).1, status, "{path}");
+    }
+    assert_eq!(curl(&socket, "/v1/status", &["-d", "{}"]).1, 405);
 }

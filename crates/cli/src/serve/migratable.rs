@@ -22,6 +22,7 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, anyhow};
+use blockwork_daemon::VolumeStatus;
 use blockwork_engine::Volume;
 use blockwork_export::vhost::{DiskKeeper, VhostOptions, VhostServer, VhostSocket};
 use blockwork_format::escape;
@@ -29,6 +30,8 @@ use blockwork_leaf::LeafError;
 use blockwork_volume::{Assembly, Plan, VolumeError};
 use signal_hook::iterator::Signals;
 
+use super::away::AwayControl;
+use super::signals::SecondSignal;
 use super::{News, Running, announce, assemble, check_count, choose, heed, plan};
 use crate::args::ServeArgs;
 use crate::usage::bail_usage;
@@ -62,9 +65,12 @@ pub(super) fn run(
     let berths = berths.collect::<Result<Vec<_>>>()?;
     drop(seen);
     let addresses: Vec<String> = berths.iter().map(|berth| berth.socket.address().to_owned()).collect();
+    let mut harbour = Harbour { args, disks, named, news: news.clone(), berths, away: None };
+    if !args.no_control {
+        harbour.away = Some(harbour.control()?);
+    }
     announce(args, &addresses)?;
-    let harbour = Harbour { args, disks, named, news: news.clone(), berths };
-    heed(signals, Vec::new(), &news, || harbour.run(hear))
+    heed(signals, Vec::new(), &news, |second| harbour.run(hear, second))
 }
 
 /// What the volumes are like. Where nobody else has the disks, as for who writes to them, and that is told of as ever; else as they look. What else
@@ -100,7 +106,8 @@ fn look_only(args: &ServeArgs, disks: &[String], named: &[String]) -> Result<Vec
 
 /// A guest's disk, and where its front ends find it.
 struct Berth {
-    volume: String,
+    /// As it was when its disks were open last.
+    volume: VolumeStatus,
     socket: Arc<VhostSocket>,
 }
 
@@ -114,7 +121,8 @@ impl Berth {
     ) -> Result<Berth> {
         let options = VhostOptions { queues: args.queues, first_worker, huge_pages: args.huge_pages() };
         let socket = VhostSocket::open(path, seen, options, Some(keeper))?;
-        Ok(Berth { volume: seen.name.clone(), socket: Arc::new(socket) })
+        let volume = VolumeStatus::of(seen, vec![socket.address().to_owned()]);
+        Ok(Berth { volume, socket: Arc::new(socket) })
     }
 }
 
@@ -143,19 +151,34 @@ struct Harbour<'a> {
     named: Vec<String>,
     news: mpsc::Sender<News>,
     berths: Vec<Berth>,
+    /// While the disks are away, unless there is to be none, or it could not be had.
+    away: Option<AwayControl>,
 }
 
 impl Harbour<'_> {
     /// Until the end.
-    fn run(&self, mut hear: mpsc::Receiver<News>) -> Result<()> {
+    fn run(mut self, mut hear: mpsc::Receiver<News>, second: &SecondSignal) -> Result<()> {
         while let ControlFlow::Continue(brought) = self.wait_and_bring(&hear) {
             let Some(running) = brought else { continue };
-            hear = match self.stay(running, hear)? {
+            hear = match self.stay(running, hear, second)? {
                 Some(hear) => hear,
                 None => return Ok(()),
             };
+            self.tell_that_disks_are_away();
         }
         Ok(())
+    }
+
+    fn control(&self) -> Result<AwayControl> {
+        AwayControl::open(self.berths.iter().map(|berth| &berth.volume))
+    }
+
+    /// Guests are served, also where that can be told to nobody.
+    fn tell_that_disks_are_away(&mut self) {
+        if self.away.is_none() && !self.args.no_control {
+            let control = self.control();
+            self.away = control.inspect_err(|error| log::warn!("{}", crate::said(error))).ok();
+        }
     }
 
     fn are_waited_for(&self) -> bool {
@@ -163,7 +186,7 @@ impl Harbour<'_> {
     }
 
     /// Sleeps until a guest wants its disks, and opens them as soon as that is possible. None: it does not want them any more.
-    fn wait_and_bring(&self, hear: &mpsc::Receiver<News>) -> ControlFlow<(), Option<Running>> {
+    fn wait_and_bring(&mut self, hear: &mpsc::Receiver<News>) -> ControlFlow<(), Option<Running>> {
         // What is wanted can be seen before it is told of.
         while !self.are_waited_for() {
             match hear.recv().unwrap_or(News::Stop) {
@@ -182,17 +205,21 @@ impl Harbour<'_> {
                 log::warn!("a guest's requests wait, as its disks cannot be opened yet: {error}");
                 told = error;
             }
+            self.tell_that_disks_are_away();
+            self.away.iter().for_each(|away| away.is_waited_for(&told));
             pause_unless_over(hear, pause)?;
             pause = (pause * 2).min(PAUSE);
         }
         log::info!("no guest waits for the disks any more");
+        self.away.iter().for_each(AwayControl::is_unused);
         ControlFlow::Continue(None)
     }
 
-    fn try_to_bring(&self) -> Result<Running> {
+    fn try_to_bring(&mut self) -> Result<Running> {
         let args = self.args;
         let mut assembly = assemble(args, &self.disks)?;
         let volumes = choose(&mut assembly, &self.named)?;
+        self.away = None;
         let mut running = Running::start(args, assembly, volumes, self.news.clone())?;
         match running.export(args, Vec::new()).and_then(|()| self.moor(&running)) {
             Ok(()) => {
@@ -207,7 +234,8 @@ impl Harbour<'_> {
     fn moor(&self, running: &Running) -> Result<()> {
         let workers = &running.workers;
         let find = |Berth { volume, .. }: &Berth| {
-            workers.served.find(volume).ok_or_else(|| anyhow!("{}: it is not there any more", escape(volume)))
+            let found = workers.served.find(&volume.name);
+            found.ok_or_else(|| anyhow!("{}: it is not there any more", escape(&volume.name)))
         };
         let volumes = self.berths.iter().map(find).collect::<Result<Vec<_>>>()?;
         for (berth, (id, volume)) in self.berths.iter().zip(&volumes) {
@@ -219,7 +247,12 @@ impl Harbour<'_> {
     }
 
     /// Serves until no guest uses the disks, or until the end. None: that has come.
-    fn stay(&self, running: Running, hear: mpsc::Receiver<News>) -> Result<Option<mpsc::Receiver<News>>> {
+    fn stay(
+        &mut self,
+        running: Running,
+        hear: mpsc::Receiver<News>,
+        second: &SecondSignal,
+    ) -> Result<Option<mpsc::Receiver<News>>> {
         loop {
             match running.wait(&hear, self.args.json) {
                 News::Left(heeded) => {
@@ -233,6 +266,9 @@ impl Harbour<'_> {
                 news => {
                     // Front ends that are about to leave wait for nobody any more: they are waited for.
                     drop(hear);
+                    if !matches!(news, News::Stop) {
+                        second.arm();
+                    }
                     running.stop(self.args, news.result())?;
                     return Ok(None);
                 }
@@ -244,7 +280,12 @@ impl Harbour<'_> {
     }
 
     /// Ends what serves the disks, and lets go of them.
-    fn close(&self, running: Running) -> Result<()> {
+    fn close(&mut self, running: Running) -> Result<()> {
+        for Berth { volume, .. } in &mut self.berths {
+            if let Some((_, now)) = running.workers.served.find(&volume.name) {
+                *volume = VolumeStatus::of(&now, std::mem::take(&mut volume.exports));
+            }
+        }
         let leaves = running.workers.leaves();
         running.stop(self.args, Ok(()))?;
         leaves.iter().for_each(|(_, leaf)| leaf.let_go());

@@ -7,7 +7,7 @@ use std::process::Command;
 
 use crate::support::fs::Loop;
 use crate::support::vhost::{BLOCK, Guest};
-use crate::support::{Scratch, Server, Stats, both, output, run, run_refused, until};
+use crate::support::{PATIENCE, Scratch, Server, Stats, both, output, run, run_refused, until};
 use blockwork_format::vhost_user::{ConfigPart, Message, VringState, protocol};
 use blockwork_format::virtio::blk::{CONFIG_BYTES, request, status};
 use rustix::fs::{FlockOperation, fcntl_lock};
@@ -264,6 +264,9 @@ fn a_guests_requests_wait_for_disks_that_somebody_else_has_and_the_server_ends_a
     });
     drop(disk);
     until("the server hears of it", || server.said().contains("no guest waits for the disks any more"));
+    until("it tells that", || {
+        run(&mut scratch.blockwork(["status"])).contains("its disks are not open: no guest uses them")
+    });
     holder.stop();
     disk = connect(&scratch, "here", Options::default());
     assert_eq!(disk.run(0, READ).unwrap().status, status::OK);
@@ -322,6 +325,57 @@ fn disks_stay_open_for_a_guest_that_was_added_by_hand() {
     assert!(is_free(&scratch.at("a.img")) && is_free(&scratch.at("b.img")));
     drop(disk);
     assert!(server.stop().status.success());
+}
+
+/// While no guest uses the disks nobody else could tell that the server is there.
+#[test]
+fn it_tells_why_its_disks_are_not_open() {
+    let Stack { scratch, serve, .. } = file();
+    let [here, there] = ["here", "there"].map(|socket| start(&scratch, socket, &serve));
+    let status = || run(&mut scratch.blockwork(["status"]));
+    let away = |server: &Server, why: &str| {
+        format!("disk/disk.img (server {})\n  its disks are not open: {why}\n", server.pid())
+    };
+    let unused = "no guest uses them";
+    let told = output(&mut scratch.blockwork(["status"]));
+    assert!(told.stderr.is_empty(), "{}", both(&told));
+    let told = both(&told);
+    assert!(told.contains(&away(&here, unused)) && told.contains(&away(&there, unused)), "{told}");
+    let shown = run(&mut scratch.blockwork(["export", "show"]));
+    assert!(["here", "there"].iter().all(|socket| shown.contains(&scratch.at(socket))), "{shown}");
+    let trace = ["trace", "disk/disk.img", "-w", "0.1"];
+    let two = "the volume disk/disk.img is served by several servers";
+    assert!(run_refused(&mut scratch.blockwork(trace)).contains(two));
+
+    let mut disk = connect(&scratch, "here", Options::default());
+    disk.run(0, READ).unwrap();
+    let told = status();
+    assert!(told.contains(&format!("disk.img (server {})\n  io ", here.pid())), "{told}");
+    assert!(!told.contains(&away(&here, unused)) && told.contains(&away(&there, unused)), "{told}");
+    run(&mut scratch.blockwork(trace));
+
+    let mut next = connect(&scratch, "there", Options::default());
+    next.start(0, READ).unwrap();
+    let waits = away(&there, "a guest waits for them: disk.img: it is locked by process");
+    until("it says what for", || status().contains(waits.trim_end()));
+    drop(disk);
+    next.wait(0, PATIENCE).unwrap();
+    until("they have changed places", || status().contains(&away(&here, unused)));
+    assert!(!status().contains(&format!("(server {})\n  its", there.pid())), "{}", status());
+    drop(next);
+    until("it is told again", || status().contains(&away(&there, unused)));
+    drop(here);
+    let json = run(&mut scratch.blockwork(["status", "--json"]));
+    let told: serde_json::Value = serde_json::from_str(&json).unwrap();
+    let expected = serde_json::json!([{ "pid": there.pid(), "volume": "disk/disk.img", "sandbox": false, "why": unused }]);
+    assert_eq!((&told["disks"], &told["away"]), (&serde_json::json!([]), &expected));
+    let refused = run_refused(&mut scratch.blockwork(trace));
+    assert!(refused.contains("there is nothing to trace") && refused.contains(unused), "{refused}");
+    let add = ["export", "add", "disk/disk.img", "--vhost-user", &scratch.at("more")];
+    let refused = run_refused(&mut scratch.blockwork(add));
+    assert!(refused.contains("the disks of this server are not open: no guest uses them"), "{refused}");
+    assert!(there.stop().status.success());
+    assert!(run(&mut scratch.blockwork(["status"])).is_empty());
 }
 
 #[test]
