@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use crate::support::chance::{Chance, seeds};
 use crate::support::fs::Loop;
 use crate::support::lvm::Lab;
-use crate::support::{Scratch, both, noise, output, run, run_refused, tool};
+use crate::support::{Scratch, both, noise, output, run, run_refused, tool, until};
 use serde_json::Value;
 
 fn json(text: &str) -> Value {
@@ -402,5 +402,23 @@ fn what_volumes_lie_on_is_told_as_lvm_tells_it() {
         let ours: BTreeMap<_, _> =
             shown.as_array().expect("volumes").iter().map(|lv| (name(lv), areas(lv))).collect();
         assert_eq!(ours, theirs, "{disks} disks");
+    }
+}
+
+/// Who has just made one has left nothing undone; LVM's own are told likewise.
+#[test]
+fn a_new_raid_volume_is_told_from_one_that_was_not_stopped() {
+    for (kind, wrong) in [("raid1", "its mirrors may differ"), ("raid5", "its parity may not fit its data")] {
+        let lab = Lab::new(&[("a", 64), ("b", 64), ("c", 64)]);
+        lab.verb(&["vg", "create", "vg", "a", "b", "c"]);
+        lab.verb(&["lv", "create", "vg/new", "--type", kind, "--size", "8M"]);
+        let scan = || run(&mut lab.scratch.blockwork(["scan", "a", "b", "c"]));
+        let new = format!("it is new, and not resynced yet, as is done while it is served: {wrong}");
+        assert!(scan().contains(&new), "{}", scan());
+        let server = lab.scratch.serve(["--disk", "a", "b", "c"]);
+        until("it is resynced", || !scan().contains("it is new"));
+        let ended = server.stop();
+        assert!(ended.status.success() && ended.stderr.contains(&new), "{}", ended.stderr);
+        assert!(!scan().contains(wrong), "{}", scan());
     }
 }

@@ -3,7 +3,9 @@
 use std::fs::File;
 use std::os::unix::fs::{FileExt, symlink};
 
+use crate::md_lab::Lab;
 use crate::support::fs::Loop;
+use crate::support::nbd::load;
 use crate::support::{Scratch, both, noise, output, run, run_refused, tool};
 use serde_json::Value;
 
@@ -265,4 +267,28 @@ fn disks_with_blocks_of_4096_bytes_are_written_in_whole_ones_and_not_mixed_with_
     let shown = run(&mut scratch.blockwork(["md", "examine", a]));
     assert!(shown.contains("Internal Bitmap : 8 sectors from superblock"), "{shown}");
     assert_eq!(run(tool("mdadm").args(["--examine", a]).env("TZ", "UTC")), shown.replace(" UTC\n", "\n"));
+}
+
+/// Who has just made one has left nothing undone.
+#[test]
+fn a_new_array_is_told_from_one_that_was_not_stopped() {
+    let new = "it is new, and not resynced yet";
+    let left = "it was not stopped properly, or not resynced to its end";
+    for (level, disks, wrong) in
+        [("1", 2, "its mirrors may differ"), ("5", 3, "its parity may not fit its data")]
+    {
+        let lab = Lab::new();
+        let disks = &["a.img", "b.img", "c.img"][..disks];
+        lab.create(level, disks, 8 * MIB, &[]);
+        let scan = || run(&mut lab.scratch.blockwork([&["scan"], disks].concat()));
+        assert!(scan().contains(&format!("{new}, as is done while it is served: {wrong}")), "{}", scan());
+        let server = lab.serve(disks);
+        lab.md(&["wait", "md/data"]);
+        assert!(lab.stop(server).contains(new));
+        assert!(!scan().contains(wrong), "{}", scan());
+        let server = lab.serve(disks);
+        load(&lab.socket(), &["--export", "md/data", "--rw", "write", "--bs", "4k", "--ios", "1"]);
+        server.kill();
+        assert!(scan().contains(&format!("{left}: {wrong}")), "{}", scan());
+    }
 }

@@ -51,6 +51,9 @@ pub const DEVICES_MAX: u32 = 253;
 /// Instead of an offset: everything is in sync, or has been recovered.
 pub const IN_SYNC: u64 = u64::MAX;
 
+/// Events of a new array, as the kernel counts them: made, and taken into use.
+pub const EVENTS_OF_NEW: u64 = 2;
+
 const MAGIC: u32 = 0x6452_6d44;
 const PLACE: &str = "dm-raid superblock";
 

@@ -271,10 +271,8 @@ impl State {
         state.warnings = leave_out(&truth, legs);
         if truth.array_resync_offset != dm_raid::IN_SYNC {
             state.resync_from = Some(Sector(truth.array_resync_offset));
-            state.warnings.push(format!(
-                "it was not stopped properly, or not resynced to its end: {}",
-                raid.what_may_be_wrong()
-            ));
+            let is_new = truth.events == dm_raid::EVENTS_OF_NEW && truth.array_resync_offset == 0;
+            state.warnings.push(format!("{}: {}", intent::why_unsynced(is_new), raid.what_may_be_wrong()));
         }
         if let Some(old) = truth.size().filter(|old| *old < sectors.0) {
             state.has_grown = true;

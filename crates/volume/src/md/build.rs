@@ -183,17 +183,12 @@ impl Building<'_> {
         is_degraded: bool,
     ) -> Result<(Option<Sector>, Option<String>), String> {
         let Some(from) = self.resync_from() else { return Ok((None, None)) };
-        if !self.truth.level().has_parity() {
-            self.warnings.push(
-                "it was not stopped properly, or not resynced to its end: its mirrors may differ".into(),
-            );
-            return Ok((Some(from), None));
-        }
-        if !is_degraded {
-            self.warnings.push(
-                "it was not stopped properly, or not resynced to its end: its parity may not fit its data"
-                    .into(),
-            );
+        let has_parity = self.truth.level().has_parity();
+        if !(has_parity && is_degraded) {
+            // Linux counts one as soon as it starts an array.
+            let why = intent::why_unsynced(self.truth.events() == 0);
+            let what = if has_parity { "its parity may not fit its data" } else { "its mirrors may differ" };
+            self.warnings.push(format!("{why}: {what}"));
             return Ok((Some(from), None));
         }
         let is_told = self.assembly.starts_dirty_degraded(self.name, NodeKind::Md);

@@ -113,6 +113,15 @@ pub(crate) fn combine(
     }))
 }
 
+/// Why mirrors may differ, or a parity may not fit.
+pub(crate) fn why_unsynced(is_new: bool) -> &'static str {
+    if is_new {
+        "it is new, and not resynced yet, as is done while it is served"
+    } else {
+        "it was not stopped properly, or not resynced to its end"
+    }
+}
+
 /// Where the parity of an array that was not stopped may not fit its data, in sectors of a member: what a bitmap says; where there is none, all
 /// from `from` to `size`.
 pub(crate) fn stale(intent: Option<&IntentConfig>, from: Sector, size: u64) -> Vec<Range<u64>> {

@@ -25,8 +25,6 @@ pub(super) const REGION_LARGEST: u64 = 1 << 22;
 /// What is zeroed of a metadata volume at most behind its bitmap, bytes.
 const META_WIPE_BYTES: u64 = 64 << 10;
 
-/// Events of a new array, as the kernel counts them: made, and taken into use.
-const EVENTS: u64 = 2;
 /// Seconds between turns of clearing bits, as in the kernel.
 const DAEMON_SLEEP: u32 = 5;
 
@@ -105,7 +103,7 @@ impl Raid {
             compat_features: Superblock::EXTENDED,
             num_devices: self.legs.into(),
             array_position: leg.into(),
-            events: EVENTS,
+            events: dm_raid::EVENTS_OF_NEW,
             failed_devices: [0; 4],
             disk_recovery_offset: dm_raid::IN_SYNC,
             array_resync_offset: if self.in_sync { IN_SYNC } else { 0 },
@@ -131,8 +129,8 @@ impl Raid {
         let superblock = BitmapSuperblock {
             version: 4,
             uuid: Uuid::default(),
-            events: EVENTS,
-            events_cleared: EVENTS - 1,
+            events: dm_raid::EVENTS_OF_NEW,
+            events_cleared: dm_raid::EVENTS_OF_NEW - 1,
             // With a parity, a bit is for what is at one place of all legs.
             sync_size: if self.level == Level::Raid10 { self.sectors } else { self.leg_sectors },
             state: 0,
