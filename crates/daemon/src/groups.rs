@@ -25,10 +25,37 @@ pub struct GroupStatus {
     pub free_bytes: u64,
     /// How many disks it has.
     pub disks: usize,
+    /// As `vgs -o vg_attr` has them.
+    #[serde(default)]
+    pub attributes: String,
+    /// Snapshots of the old kind, as `vgs` counts them.
+    #[serde(default)]
+    pub snapshots: usize,
+    /// Disks that are not there, or cannot be used.
+    #[serde(default)]
+    pub missing: Vec<String>,
+    /// What its disks are to it.
+    #[serde(default)]
+    pub physical_volumes: Vec<PvStatus>,
     /// Its tags.
     pub tags: Vec<String>,
     /// Its volumes, and the parts of those.
     pub volumes: Vec<LvStatus>,
+}
+
+/// A physical volume.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct PvStatus {
+    /// Its name in the group's metadata: `pv0`.
+    pub name: String,
+    /// As LVM prints it.
+    pub uuid: String,
+    /// Where it was when the group was written.
+    pub device: Option<String>,
+    /// What there is for volumes.
+    pub bytes: u64,
+    /// What no volume uses.
+    pub free_bytes: u64,
 }
 
 /// A logical volume.

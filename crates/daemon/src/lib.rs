@@ -44,7 +44,7 @@ pub use directory::{DirectoryError, control_dir, socket_path};
 pub use exports::{ExportAnswer, ExportRequest, Exports, GuestDisk};
 pub use groups::{
     GroupAnswer, GroupList, GroupRequest, GroupStatus, Groups, LvStatus, PoolList, PoolRequest, PoolStatus,
-    absent,
+    PvStatus, absent,
 };
 pub use routes::{BODY_BYTES_MAX, UNDER_WAY_MAX};
 pub use server::{CONNECTIONS_MAX, Control, ControlError, ControlHandle, HEAD_BYTES_MAX};

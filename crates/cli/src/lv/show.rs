@@ -1,7 +1,7 @@
 //! `blockwork lv show`: a line for each volume, as `lvs` has it.
 
 use anyhow::{Result, bail};
-use blockwork_daemon::{GroupStatus, LvStatus, groups_at, servers};
+use blockwork_daemon::{GroupStatus, LvStatus};
 use blockwork_format::escape;
 use blockwork_format::lvm2::VolumeGroup;
 use blockwork_format::lvm2::vg::LvIndex;
@@ -11,8 +11,8 @@ use blockwork_volume::lvm::Group;
 use super::args::ShowArgs;
 use crate::out;
 use crate::scan::{percent, size};
-use crate::vg::status::{Fullness, of_group, snapshot_of, with_merges};
-use crate::vg::{groups, look, table};
+use crate::vg::status::{Fullness, Shown, of_group, snapshot_of, with_merges};
+use crate::vg::{groups, look, served, table};
 
 pub(super) fn run(args: &ShowArgs) -> Result<()> {
     let which = args.which.as_deref().map(|which| which.strip_prefix("/dev/").unwrap_or(which));
@@ -45,38 +45,15 @@ pub(super) fn run(args: &ShowArgs) -> Result<()> {
     out::print(&text)
 }
 
-/// The groups of running servers, as full as they are now.
-fn served(name: Option<&str>) -> Result<Vec<GroupStatus>> {
-    let mut found = Vec::new();
-    for server in servers()? {
-        match groups_at(&server.socket) {
-            Ok(groups) => found.extend(groups),
-            // One that is ending is no reason not to show what others have.
-            Err(error) => log::warn!("{error}"),
-        }
-    }
-    let there: Vec<String> = found.iter().map(|group| escape(&group.name)).collect();
-    found.retain(|group| name.is_none_or(|name| name == group.name));
-    if found.is_empty() {
-        let there = if there.is_empty() { "none".to_owned() } else { there.join(", ") };
-        let what = name
-            .map_or_else(|| "a volume group".to_owned(), |name| format!("the volume group {}", escape(name)));
-        bail!(
-            "no running server serves {what} (served are: {there}); to read disks, add --disk DISK... (all of the group's)"
-        );
-    }
-    Ok(found)
-}
-
 /// The groups on disks that are only looked at.
 fn on_disks(disks: &[String], name: Option<&str>) -> Result<Vec<GroupStatus>> {
     let mut assembly = look(disks)?;
     let shown = groups(&assembly, name)?;
     // Of this process' own looking, nothing is begun.
     let merges = assembly.merges_of_text();
-    let status = |shown: &crate::vg::Shown| {
+    let status = |shown: &Shown| {
         let full = |lv| fullness(&mut assembly, &shown.name, &shown.text, lv);
-        with_merges(of_group(&shown.name, &shown.text, &shown.pvs, full), &merges)
+        with_merges(of_group(shown, full), &merges)
     };
     Ok(shown.iter().map(status).collect())
 }

@@ -33,7 +33,7 @@ use super::offers::Offers;
 use super::served::Served;
 use super::workers::Workers;
 use crate::vg::change::author_of;
-use crate::vg::status::{Fullness, of_group, snapshot_of, with_merges};
+use crate::vg::status::{Fullness, Shown, of_group, snapshot_of, with_merges};
 use crate::vg::target::unfinished;
 use crate::vg::words::said;
 
@@ -582,13 +582,13 @@ impl Groups for ServedGroups {
         let (groups, mut merges) = {
             let assembly = self.assembly();
             let graph = assembly.graph();
-            let groups: Vec<Shown> = graph.groups.iter().map(|group| Shown::of(group, graph)).collect();
+            let groups: Vec<Open> = graph.groups.iter().map(|group| Open::of(group, graph)).collect();
             (groups, assembly.merges_of_text())
         };
         self.merge_failures.add_to(&mut merges);
         let groups = groups.into_iter().map(|group| {
             let mapped = self.mapped(&group.pools);
-            let status = of_group(&group.name, &group.text, &group.pvs, |lv| group.fullness(lv, &mapped));
+            let status = of_group(&group.shown, |lv| group.fullness(lv, &mapped));
             with_merges(status, &merges)
         });
         groups.collect()
@@ -639,27 +639,19 @@ fn makes_room(change: &Change) -> bool {
 }
 
 /// What is told of a group, without holding on to the assembly.
-struct Shown {
-    name: String,
-    text: Arc<VolumeGroup>,
-    pvs: Vec<String>,
+struct Open {
+    shown: Shown,
     pools: Vec<(LvIndex, Arc<Pool>)>,
     snapshots: HashMap<LvIndex, Fullness>,
 }
 
-impl Shown {
-    fn of(group: &Group, graph: &Graph) -> Shown {
+impl Open {
+    fn of(group: &Group, graph: &Graph) -> Open {
         let pools = group.thin_pools.iter().filter_map(|(lv, pool)| Some((*lv, pool.pool()?))).collect();
         let full =
             |(store, known): (&LvIndex, &KnownSnapshot)| Some((*store, Fullness::from(known.status()?)));
         let snapshots = group.snapshots.iter().filter_map(full).collect();
-        Shown {
-            name: group.name.clone(),
-            text: group.text.clone(),
-            pvs: graph.pv_titles(group),
-            pools,
-            snapshots,
-        }
+        Open { shown: Shown::of(group, graph), pools, snapshots }
     }
 
     fn fullness(&self, lv: LvIndex, mapped: &HashMap<(LvIndex, u64), u64>) -> Fullness {
@@ -667,14 +659,15 @@ impl Shown {
         if let Some(pool) = pool_at(lv) {
             return Fullness::from(&pool.status());
         }
-        if let Some((pool, device_id)) = self.text.thin_device(lv) {
+        let text = &self.shown.text;
+        if let Some((pool, device_id)) = text.thin_device(lv) {
             let found = pool_at(pool).zip(mapped.get(&(pool, device_id)));
-            let sectors = self.text.lv_sectors(lv);
+            let sectors = text.lv_sectors(lv);
             return found.map_or_else(Fullness::default, |(pool, blocks)| {
                 Fullness::of_thin(*blocks, pool.block().0, sectors)
             });
         }
-        let snapshot = snapshot_of(&self.text, lv);
+        let snapshot = snapshot_of(text, lv);
         snapshot.and_then(|snapshot| self.snapshots.get(&snapshot.store)).cloned().unwrap_or_default()
     }
 }

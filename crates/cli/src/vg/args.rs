@@ -31,7 +31,7 @@ pub(crate) enum VgVerb {
     )]
     Tag(TagArgs),
     /// Show groups, as `vgs` does. Writes nothing.
-    #[command(after_help = "Example:\n  blockwork vg show --disk a.img b.img")]
+    #[command(after_help = "Examples:\n  blockwork vg show\n  blockwork vg show --disk a.img b.img")]
     Show(ShowArgs),
 }
 
@@ -164,6 +164,10 @@ pub(crate) struct ShowArgs {
     /// Only this group.
     #[arg(value_name = "VG")]
     pub(crate) group: Option<String>,
-    #[command(flatten)]
-    pub(crate) disks: Disks,
+    /// The disks of the group, all of them: PATH[,option=value...]. Without them, running servers are asked.
+    #[arg(long, value_name = "DISK", num_args = 1.., value_hint = ValueHint::FilePath)]
+    pub(crate) disk: Vec<String>,
+    /// Print JSON, sizes in bytes.
+    #[arg(long)]
+    pub(crate) json: bool,
 }

@@ -14,7 +14,7 @@ use crate::sizes::{MIB, sectors};
 use args::{CreateArgs, ExtendArgs, ReduceArgs, RenameArgs, TagArgs, VgVerb};
 pub(crate) use args::{Place, Tags, VgArgs};
 use change::{announce, author, commit, room};
-pub(crate) use show::{Shown, groups, look, table};
+pub(crate) use show::{groups, look, served, table};
 
 pub(crate) fn run(args: &VgArgs) -> Result<()> {
     match &args.verb {

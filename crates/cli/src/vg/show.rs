@@ -1,28 +1,15 @@
 //! `blockwork vg show`: a line for each group, as `vgs` has it.
 
-use std::sync::Arc;
-
 use anyhow::{Result, bail};
-use blockwork_format::lvm2::VolumeGroup;
-use blockwork_format::{SECTOR_BYTES, escape};
-use blockwork_volume::lvm::edit::FreeExtents;
+use blockwork_daemon::{GroupStatus, groups_at, servers};
+use blockwork_format::escape;
 use blockwork_volume::{Assembly, Plan};
 use serde_json::{Value, json};
 
 use super::args::ShowArgs;
+use super::status::{Fullness, Shown, of_group};
 use crate::out;
 use crate::scan::size;
-
-/// A group that was found on disks.
-pub(crate) struct Shown {
-    /// By this name it is asked for.
-    pub(crate) name: String,
-    pub(crate) text: Arc<VolumeGroup>,
-    /// What its physical volumes are called.
-    pub(crate) pvs: Vec<String>,
-    /// Disks that are missing, or cannot be used.
-    missing: Vec<String>,
-}
 
 /// Disks that are only looked at.
 pub(crate) fn look(disks: &[String]) -> Result<Assembly> {
@@ -36,24 +23,50 @@ pub(crate) fn look(disks: &[String]) -> Result<Assembly> {
 
 /// The groups that were found, or the one of that name.
 pub(crate) fn groups(assembly: &Assembly, name: Option<&str>) -> Result<Vec<Shown>> {
-    let found = assembly.graph().groups.iter().filter(|group| name.is_none_or(|name| name == group.name));
-    let found: Vec<Shown> = found
-        .map(|group| Shown {
-            name: group.name.clone(),
-            text: group.text.clone(),
-            pvs: assembly.graph().pv_titles(group),
-            missing: group.pvs.iter().filter_map(|pv| pv.as_ref().err().cloned()).collect(),
-        })
-        .collect();
+    let graph = assembly.graph();
+    let found = graph.groups.iter().filter(|group| name.is_none_or(|name| name == group.name));
+    let found: Vec<Shown> = found.map(|group| Shown::of(group, graph)).collect();
     match name {
         Some(name) if found.is_empty() => bail!("there is no volume group {name:?} on these disks"),
         _ => Ok(found),
     }
 }
 
+/// The groups of running servers, as full as they are now, or the one of that name.
+pub(crate) fn served(name: Option<&str>) -> Result<Vec<GroupStatus>> {
+    let mut found = Vec::new();
+    for server in servers()? {
+        match groups_at(&server.socket) {
+            Ok(groups) => found.extend(groups),
+            // One that is ending is no reason not to show what others have.
+            Err(error) => log::warn!("{error}"),
+        }
+    }
+    let there: Vec<String> = found.iter().map(|group| escape(&group.name)).collect();
+    found.retain(|group| name.is_none_or(|name| name == group.name));
+    if found.is_empty() {
+        let there = if there.is_empty() { "none".to_owned() } else { there.join(", ") };
+        let what = name
+            .map_or_else(|| "a volume group".to_owned(), |name| format!("the volume group {}", escape(name)));
+        bail!(
+            "no running server serves {what} (served are: {there}); to read disks, add --disk DISK... (all of the group's)"
+        );
+    }
+    Ok(found)
+}
+
 pub(super) fn run(args: &ShowArgs) -> Result<()> {
-    let found = groups(&look(&args.disks.disk)?, args.group.as_deref())?;
-    if args.disks.json {
+    let name = args.group.as_deref();
+    let found = if args.disk.is_empty() {
+        served(name)?
+    } else {
+        // How full volumes are is not shown.
+        groups(&look(&args.disk)?, name)?
+            .iter()
+            .map(|shown| of_group(shown, |_| Fullness::default()))
+            .collect()
+    };
+    if args.json {
         return out::print_json(&found.iter().map(json).collect::<Vec<_>>());
     }
     let mut rows =
@@ -62,72 +75,32 @@ pub(super) fn run(args: &ShowArgs) -> Result<()> {
     out::print(&table(&rows))
 }
 
-/// Extents of a group: all, and those that are free.
-fn extents(vg: &VolumeGroup) -> (u64, u64) {
-    (vg.pvs.iter().map(|pv| pv.pe_count).sum(), FreeExtents::of(vg).total())
-}
-
-fn row(shown: &Shown) -> Vec<String> {
-    let vg = &shown.text;
-    let (all, free) = extents(vg);
-    let bytes = |extents: u64| size(extents * vg.extent_sectors * SECTOR_BYTES);
-    let lvs = volumes(vg);
-    let snapshots = vg.snapshots().count();
-    let numbers = [vg.pvs.len(), lvs, snapshots].map(|n| n.to_string());
-    let [pvs, lvs, snapshots] = numbers;
-    let tags = vg.tags.iter().map(|tag| escape(tag)).collect::<Vec<_>>().join(",");
-    vec![escape(&shown.name), pvs, lvs, snapshots, attributes(shown), bytes(all), bytes(free), tags]
+fn row(group: &GroupStatus) -> Vec<String> {
+    let [pvs, lvs, snapshots] = [group.disks, volumes(group), group.snapshots].map(|n| n.to_string());
+    let tags = group.tags.iter().map(|tag| escape(tag)).collect::<Vec<_>>().join(",");
+    let (name, attributes) = (escape(&group.name), escape(&group.attributes));
+    vec![name, pvs, lvs, snapshots, attributes, size(group.bytes), size(group.free_bytes), tags]
 }
 
 /// Volumes that people see.
-fn volumes(vg: &VolumeGroup) -> usize {
-    vg.visible().iter().filter(|visible| **visible).count()
+fn volumes(group: &GroupStatus) -> usize {
+    group.volumes.iter().filter(|volume| volume.visible).count()
 }
 
-/// The letters of `vg_attr`, of vgs(8).
-fn attributes(shown: &Shown) -> String {
-    let vg = &shown.text;
-    let letter = |is: bool, letter: char| if is { letter } else { '-' };
-    let shared = vg.lock_type.as_deref().is_some_and(|lock| !matches!(lock, "" | "none"));
-    [
-        if vg.flags.has("WRITE") { 'w' } else { 'r' },
-        letter(vg.flags.has("RESIZEABLE"), 'z'),
-        letter(vg.flags.has("EXPORTED"), 'x'),
-        letter(!shown.missing.is_empty(), 'p'),
-        'n',
-        if shared { 's' } else { letter(vg.flags.has("CLUSTERED"), 'c') },
-    ]
-    .iter()
-    .collect()
-}
-
-fn json(shown: &Shown) -> Value {
-    let vg = &shown.text;
-    let (all, free) = extents(vg);
-    let bytes = |extents: u64| extents * vg.extent_sectors * SECTOR_BYTES;
-    let free_of = FreeExtents::of(vg);
-    let pvs = (0..).map(blockwork_format::lvm2::vg::PvIndex).zip(&vg.pvs).map(|(nth, pv)| {
-        json!({
-            "name": pv.name,
-            "uuid": pv.id.to_string(),
-            "device": pv.device_hint,
-            "bytes": bytes(pv.pe_count),
-            "free_bytes": bytes(free_of.on(nth)),
-        })
-    });
+fn json(group: &GroupStatus) -> Value {
     json!({
-        "group": shown.name,
-        "uuid": vg.id.to_string(),
-        "seqno": vg.seqno,
-        "attributes": attributes(shown),
-        "extent_bytes": bytes(1),
-        "bytes": bytes(all),
-        "free_bytes": bytes(free),
-        "volumes": volumes(vg),
-        "snapshots": vg.snapshots().count(),
-        "tags": vg.tags,
-        "missing": shown.missing,
-        "physical_volumes": pvs.collect::<Vec<_>>(),
+        "group": group.name,
+        "uuid": group.uuid,
+        "seqno": group.seqno,
+        "attributes": group.attributes,
+        "extent_bytes": group.extent_bytes,
+        "bytes": group.bytes,
+        "free_bytes": group.free_bytes,
+        "volumes": volumes(group),
+        "snapshots": group.snapshots,
+        "tags": group.tags,
+        "missing": group.missing,
+        "physical_volumes": group.physical_volumes,
     })
 }
 

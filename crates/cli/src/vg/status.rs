@@ -1,14 +1,17 @@
-//! Groups and their volumes as `lv show` and the control API tell of them.
+//! Groups and their volumes as `vg show`, `lv show` and the control API tell of them.
 
-use blockwork_daemon::{GroupStatus, LvStatus};
+use std::sync::Arc;
+
+use blockwork_daemon::{GroupStatus, LvStatus, PvStatus};
 use blockwork_format::lvm2::VolumeGroup;
-use blockwork_format::lvm2::vg::{Area, LvIndex, SegmentType, Snapshot};
+use blockwork_format::lvm2::vg::{Area, LvIndex, PvIndex, SegmentType, Snapshot};
 use blockwork_format::{SECTOR_BYTES, escape};
 use blockwork_layer::snapshot::SnapshotStatus;
 use blockwork_layer::thin::PoolStatus;
-use blockwork_volume::lvm::PoolUsage;
+use blockwork_volume::Graph;
 use blockwork_volume::lvm::edit::FreeExtents;
 use blockwork_volume::lvm::served::{MergeState, TextMerge};
+use blockwork_volume::lvm::{Group, PoolUsage};
 
 /// Of a merge that nobody does now.
 const PLANNED: &str = "planned";
@@ -62,24 +65,71 @@ fn percent(used: u64, all: u64) -> Option<f64> {
     (all > 0).then(|| used as f64 * 100.0 / all as f64)
 }
 
-/// A group that is called so, and its physical volumes so.
-pub(crate) fn of_group(
-    name: &str,
-    vg: &VolumeGroup,
-    pvs: &[String],
-    mut fullness: impl FnMut(LvIndex) -> Fullness,
-) -> GroupStatus {
+/// A group that was found on disks.
+pub(crate) struct Shown {
+    /// By this name it is asked for.
+    pub(crate) name: String,
+    pub(crate) text: Arc<VolumeGroup>,
+    /// What its physical volumes are called.
+    pvs: Vec<String>,
+    /// Disks that are missing, or cannot be used.
+    missing: Vec<String>,
+}
+
+impl Shown {
+    pub(crate) fn of(group: &Group, graph: &Graph) -> Shown {
+        Shown {
+            name: group.name.clone(),
+            text: group.text.clone(),
+            pvs: graph.pv_titles(group),
+            missing: group.pvs.iter().filter_map(|pv| pv.as_ref().err().cloned()).collect(),
+        }
+    }
+
+    /// The letters of `vg_attr`, of vgs(8).
+    fn attributes(&self) -> String {
+        let vg = &self.text;
+        let letter = |is: bool, letter: char| if is { letter } else { '-' };
+        let shared = vg.lock_type.as_deref().is_some_and(|lock| !matches!(lock, "" | "none"));
+        [
+            if vg.flags.has("WRITE") { 'w' } else { 'r' },
+            letter(vg.flags.has("RESIZEABLE"), 'z'),
+            letter(vg.flags.has("EXPORTED"), 'x'),
+            letter(!self.missing.is_empty(), 'p'),
+            'n',
+            if shared { 's' } else { letter(vg.flags.has("CLUSTERED"), 'c') },
+        ]
+        .iter()
+        .collect()
+    }
+}
+
+/// A group, of whose volumes this tells how full they are.
+pub(crate) fn of_group(shown: &Shown, mut fullness: impl FnMut(LvIndex) -> Fullness) -> GroupStatus {
+    let Shown { name, text: vg, pvs, missing } = shown;
     let bytes = |extents: u64| extents * vg.extent_sectors * SECTOR_BYTES;
+    let free = FreeExtents::of(vg);
+    let physical_volumes = (0..).map(PvIndex).zip(&vg.pvs).map(|(nth, pv)| PvStatus {
+        name: pv.name.clone(),
+        uuid: pv.id.to_string(),
+        device: pv.device_hint.clone(),
+        bytes: bytes(pv.pe_count),
+        free_bytes: bytes(free.on(nth)),
+    });
     let visible = vg.visible();
     let volumes = (0..vg.lvs.len()).map(LvIndex);
     GroupStatus {
-        name: name.to_owned(),
+        name: name.clone(),
         uuid: vg.id.to_string(),
         seqno: vg.seqno,
         extent_bytes: bytes(1),
         bytes: bytes(vg.pvs.iter().map(|pv| pv.pe_count).sum()),
-        free_bytes: bytes(FreeExtents::of(vg).total()),
+        free_bytes: bytes(free.total()),
         disks: vg.pvs.len(),
+        attributes: shown.attributes(),
+        snapshots: vg.snapshots().count(),
+        missing: missing.clone(),
+        physical_volumes: physical_volumes.collect(),
         tags: vg.tags.clone(),
         volumes: volumes.map(|lv| of_volume(name, vg, pvs, (lv, visible[lv.0]), fullness(lv))).collect(),
     }

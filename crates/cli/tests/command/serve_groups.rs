@@ -37,6 +37,28 @@ fn pool(mib: u32, disk: u64) -> Lab {
     lab
 }
 
+/// As `vgs` prints it, whoever is asked.
+#[test]
+fn a_group_is_shown_alike_by_its_server_and_from_its_disks() {
+    let lab = pool(32, 161);
+    lab.verb(&["lv", "create", "vg/plain", "--size", "8M"]);
+    let server = lab.scratch.serve(["--disk", "a"]);
+    served(&lab, &["lv", "snapshot", "vg/plain", "--size", "4M", "--name", "old"]);
+    served(&lab, &["vg", "tag", "vg", "--addtag", "db"]);
+    let row = "VG  #PV  #LV  #SN  Attr    VSize  VFree  Tags\nvg  1    4    1    wz--n-  160M   ";
+    let by_server = served(&lab, &["vg", "show"]);
+    assert!(by_server.starts_with(row) && by_server.ends_with("  db\n"), "{by_server}");
+    assert_eq!(lab.verb(&["vg", "show", "vg"]), by_server);
+    let json = served(&lab, &["vg", "show", "vg", "--json"]);
+    assert!(json.contains("\"snapshots\": 1") && json.contains("\"name\": \"pv0\""), "{json}");
+    assert_eq!(lab.verb(&["vg", "show", "--json"]), json);
+    let said = refused(&lab, &["vg", "show", "other"]);
+    assert!(said.contains("no running server serves the volume group other (served are: vg)"), "{said}");
+    server.stop_quietly();
+    let vgs = "vgs --noheadings --separator ; -o vg_name,pv_count,lv_count,snap_count,vg_attr,vg_tags vg";
+    assert_eq!(lab.lvm(&[vgs]).remove(0).trim(), "vg;1;4;1;wz--n-;db");
+}
+
 #[test]
 fn thin_volumes_and_snapshots_come_and_go_while_a_client_writes() {
     let lab = pool(96, 161);
