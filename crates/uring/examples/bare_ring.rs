@@ -163,9 +163,10 @@ fn main() -> Outcome<()> {
     let ring_size = depth.next_power_of_two().max(128);
     let mut disk = Disk::without_server(Options { requests: depth, ring_size, ..Options::default() })?;
     let bare = Bare::run(&disk, move |ring, stop| {
+        // Not DEFER_TASKRUN, with which one call tells of 20 completions at most (Linux 6.13): that takes a fifth more of the processor here.
         let uring = IoUring::builder()
             .setup_single_issuer()
-            .setup_defer_taskrun()
+            .setup_coop_taskrun()
             .setup_taskrun_flag()
             .setup_submit_all()
             .build(2048)?;
