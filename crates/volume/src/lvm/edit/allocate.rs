@@ -113,6 +113,8 @@ pub struct Request<'a> {
     pub apart: Option<&'a [Vec<PvIndex>]>,
     /// How it may lie.
     pub policy: Policy,
+    /// As much as there is room for will do.
+    pub approximate: bool,
 }
 
 /// A column that is there.
@@ -133,7 +135,7 @@ pub struct Round {
     pub starts: Vec<(PvIndex, u64)>,
 }
 
-/// Takes what is asked for out of `free`. None where there is not enough: `free` is then as it was.
+/// Takes what is asked for out of `free`, or as much as there is where that will do. None where there is not enough: `free` is then as it was.
 pub fn allocate(free: &mut FreeExtents, request: &Request<'_>) -> Option<Vec<Round>> {
     let mut allocation = Allocation {
         request,
@@ -151,7 +153,8 @@ pub fn allocate(free: &mut FreeExtents, request: &Request<'_>) -> Option<Vec<Rou
     if request.policy >= Policy::Normal {
         allocation.normal();
     }
-    (allocation.left == 0).then(|| {
+    let is_enough = allocation.left == 0 || request.approximate && !allocation.rounds.is_empty();
+    is_enough.then(|| {
         free.runs = allocation.free.iter().map(Areas::runs).collect();
         allocation.rounds
     })
@@ -430,7 +433,15 @@ mod tests {
     }
 
     fn request(columns: usize, extents: u64) -> Request<'static> {
-        Request { extents, columns, there: Vec::new(), first: 1, apart: None, policy: Policy::Normal }
+        Request {
+            extents,
+            columns,
+            there: Vec::new(),
+            first: 1,
+            apart: None,
+            policy: Policy::Normal,
+            approximate: false,
+        }
     }
 
     /// Extents, and where each column has them: PV and start.

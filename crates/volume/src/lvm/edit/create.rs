@@ -269,20 +269,21 @@ impl Draft {
         self.check_limit_of_volumes()?;
         let mut free = self.free();
         let wanted = self.wanted(new.size, &free, &new.shape)?;
-        let exact = matches!(new.size, Size::Bytes(_) | Size::Extents(_));
-        let (size, rounds) = match self.place(&mut free, &new.shape, wanted) {
-            Some(rounds) => (wanted, rounds),
-            None if exact => return Err(self.no_room(&free, &new.shape, wanted)),
-            None => self.largest(&mut free, &new.shape, wanted)?,
+        let approximate = matches!(new.size, Size::PercentFree(_) | Size::PercentGroup(_));
+        let Some(rounds) = self.place(&mut free, &new.shape, wanted, approximate) else {
+            let least = if approximate { new.shape.stripes() } else { wanted };
+            return Err(self.no_room(&free, &new.shape, least));
         };
-        let extents = self.extents(&new.shape, size);
+        let Extents { meta, .. } = self.extents(&new.shape, wanted);
+        let column = rounds.iter().map(|round| round.count).sum::<u64>() - meta;
+        let extents = Extents { volume: column * new.shape.stripes(), column, meta };
         if new.shape.is_raid() {
             self.add_raid(new, extents, &rounds)?;
         } else {
             self.add_striped(new, &rounds)?;
         }
-        let rounded = self.rounded(new, size);
-        Ok(Created { extents: size, rounded })
+        let rounded = self.rounded(new, extents.volume);
+        Ok(Created { extents: extents.volume, rounded })
     }
 
     pub(super) fn check_limit_of_volumes(&self) -> Result<(), EditError> {
@@ -308,8 +309,8 @@ impl Draft {
         let part = |of: u64, hundredths: u64| u128::from(of) * u128::from(hundredths) / 100;
         // What is asked for in hundredths are extents of PVs: copies count, and so does their metadata.
         let of_volume = |physical: u128| {
-            // `lvcreate` counts no parities.
-            if shape.parities() > 0 {
+            // `lvcreate` counts no parities, and rounds up to whole stripes what has no copies: fewer will do.
+            if shape.parities() > 0 || !shape.is_raid() {
                 return u64::try_from(physical)
                     .ok()
                     .and_then(|extents| extents.checked_next_multiple_of(unit));
@@ -375,7 +376,14 @@ impl Draft {
         asked.map_or(0, |asked| raid::region_for(asked, self.group().extent_sectors, volume))
     }
 
-    pub(super) fn place(&self, free: &mut FreeExtents, shape: &Shape, volume: u64) -> Option<Vec<Round>> {
+    /// Takes extents for a volume of so many: as many, or fewer if that will do. Those of its metadata are for the size that was asked for.
+    pub(super) fn place(
+        &self,
+        free: &mut FreeExtents,
+        shape: &Shape,
+        volume: u64,
+        approximate: bool,
+    ) -> Option<Vec<Round>> {
         let Extents { column, meta, .. } = self.extents(shape, volume);
         let columns = usize::try_from(shape.columns()).expect("at most STRIPES_MAX of them");
         let request = Request {
@@ -386,6 +394,7 @@ impl Draft {
             first: meta + 1,
             apart: shape.is_raid().then_some(&[]),
             policy: self.policy(None),
+            approximate,
         };
         allocate(free, &request)
     }
@@ -398,31 +407,6 @@ impl Draft {
             Some("cling" | "cling_by_tags") => Policy::Cling,
             _ => Policy::Normal,
         }
-    }
-
-    /// The most that there is room for, below what does not fit.
-    fn largest(
-        &self,
-        free: &mut FreeExtents,
-        shape: &Shape,
-        too_much: u64,
-    ) -> Result<(u64, Vec<Round>), EditError> {
-        let unit = shape.stripes();
-        let (mut fits, mut fails) = (0, too_much / unit);
-        while fails - fits > 1 {
-            let middle = fits + (fails - fits) / 2;
-            if self.place(&mut free.clone(), shape, middle * unit).is_some() {
-                fits = middle;
-            } else {
-                fails = middle;
-            }
-        }
-        if fits == 0 {
-            return Err(self.no_room(free, shape, unit));
-        }
-        let size = fits * unit;
-        let rounds = self.place(free, shape, size).expect("it fitted a moment ago");
-        Ok((size, rounds))
     }
 
     pub(super) fn no_room(&self, free: &FreeExtents, shape: &Shape, volume: u64) -> EditError {

@@ -36,6 +36,13 @@ pub enum Resize {
     MorePercentFree(u64),
 }
 
+impl Resize {
+    /// As much as there is room for will do, as for LVM.
+    pub(super) fn is_approximate(self) -> bool {
+        matches!(self, Resize::MorePercentFree(_))
+    }
+}
+
 impl std::fmt::Display for Resize {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
@@ -103,7 +110,7 @@ impl Draft {
         if to < from {
             self.check_shrink(name, lv, from, to, may_shrink)?;
         }
-        self.resize_to(name, lv, from, to)?;
+        let to = self.resize_to(name, lv, (from, to), resize.is_approximate())?;
         Ok(Resized { from, to, capped })
     }
 
@@ -115,19 +122,26 @@ impl Draft {
         resize: Resize,
     ) -> Result<Resized, EditError> {
         let (from, to) = self.new_extents(lv, resize, self.end(lv)?.columns.len() as u64)?;
-        self.resize_to(name, lv, from, to)?;
+        let to = self.resize_to(name, lv, (from, to), resize.is_approximate())?;
         Ok(Resized { from, to, capped: None })
     }
 
-    fn resize_to(&mut self, name: &str, lv: LvIndex, from: u64, to: u64) -> Result<(), EditError> {
-        if to > from {
+    /// How many extents it has then.
+    fn resize_to(
+        &mut self,
+        name: &str,
+        lv: LvIndex,
+        (from, to): (u64, u64),
+        approximate: bool,
+    ) -> Result<u64, EditError> {
+        if to > from || approximate {
             let end = self.end(lv)?;
-            self.grow(name, lv, &end, to - from)
-        } else if to < from {
-            self.shrink(name, lv, to)
-        } else {
-            Ok(())
+            return Ok(from + self.grow(name, lv, &end, to - from, approximate)?);
         }
+        if to < from {
+            self.shrink(name, lv, to)?;
+        }
+        Ok(to)
     }
 
     /// Extents before and after.
@@ -162,9 +176,12 @@ impl Draft {
             Resize::MoreExtents(extents) => from.checked_add(extents)?,
             Resize::LessExtents(extents) => from.checked_sub(extents)?,
             Resize::MorePercentFree(hundredths) => {
-                let part = u128::from(self.free().total()) * u128::from(hundredths) / 100;
+                // `lvextend` rounds up, and `lvcreate` down; to whole stripes it rounds up as long as so much is free at all.
+                let free = self.free().total();
+                let part = (u128::from(free) * u128::from(hundredths)).div_ceil(100);
                 let more = u64::try_from(part).ok()?;
-                return from.checked_add(more / stripes * stripes);
+                let up = more.checked_next_multiple_of(stripes).filter(|up| *up <= free);
+                return from.checked_add(up.unwrap_or(more / stripes * stripes));
             }
         };
         let to = if to >= from {
@@ -227,8 +244,18 @@ impl Draft {
         Ok(End { columns, stripe_size, extents: last.extent_count, start: last.start_extent })
     }
 
-    fn grow(&mut self, name: &str, lv: LvIndex, end: &End, more: u64) -> Result<(), EditError> {
+    /// How many extents it has got.
+    fn grow(
+        &mut self,
+        name: &str,
+        lv: LvIndex,
+        end: &End,
+        more: u64,
+        approximate: bool,
+    ) -> Result<u64, EditError> {
         let stripes = end.columns.len() as u64;
+        // What asks for a part of nothing asks for more than there is.
+        let more = if more == 0 { stripes } else { more };
         let policy = self.policy(self.group().lvs[lv.0].allocation_policy.as_deref());
         let mut free = self.free();
         let request = Request {
@@ -238,6 +265,7 @@ impl Draft {
             first: 1,
             apart: None,
             policy,
+            approximate,
         };
         let Some(rounds) = allocate(&mut free, &request) else {
             let each = self.extents_shown(more / stripes);
@@ -248,6 +276,7 @@ impl Draft {
             };
             return Err(room(self, &free, needed));
         };
+        let got = rounds.iter().map(|round| round.count).sum::<u64>() * stripes;
         self.change(|vg, old| {
             let section = lv_section(vg, name);
             let mut rounds = &rounds[..];
@@ -264,7 +293,8 @@ impl Draft {
                 start += round.count * stripes;
             }
             Ok(())
-        })
+        })?;
+        Ok(got)
     }
 
     pub(super) fn check_shrink(

@@ -12,7 +12,7 @@ use blockwork_format::lvm2::vg::{Area, LvIndex, PvIndex, RaidLevel, SegmentType}
 use blockwork_format::lvm2::{Section, VolumeGroup};
 
 use super::super::raid::parity_layout;
-use super::allocate::{FreeExtents, Request, Round, allocate};
+use super::allocate::{Request, Round, allocate};
 use super::create::{columns, room};
 use super::data::Piece;
 use super::draft::{Draft, lv_section};
@@ -48,10 +48,9 @@ impl Draft {
             return Err(EditError::volume(name, why));
         }
         let each = (wanted - from) / legs.stripes;
-        let rounds = match resize {
-            Resize::MorePercentFree(_) => self.most_of(lv, &legs, each),
-            _ => self.place_more(&mut self.free(), lv, &legs, each),
-        };
+        let approximate = resize.is_approximate();
+        let rounds = self.place_more(lv, &legs, each, approximate);
+        let rounds = rounds.filter(|rounds| !(approximate && rounds.is_empty()));
         let rounds = rounds.ok_or_else(|| self.no_room_for(&legs, each))?;
         let to = from + legs.stripes * rounds.iter().map(|round| round.count).sum::<u64>();
         self.check_bitmap(lv, to)?;
@@ -106,13 +105,13 @@ impl Draft {
     /// Hundredths of what is free are extents of PVs, of which each leg takes its own.
     fn of_volume(&self, resize: Resize, legs: &Legs) -> Resize {
         let Resize::MorePercentFree(hundredths) = resize else { return resize };
-        let part = u128::from(self.free().total()) * u128::from(hundredths) / 100;
+        let part = (u128::from(self.free().total()) * u128::from(hundredths)).div_ceil(100);
         let more = u64::try_from(part).unwrap_or(u64::MAX) / legs.images.len() as u64;
         Resize::MoreExtents(more * legs.stripes)
     }
 
-    /// Runs for `each` more extents of every leg.
-    fn place_more(&self, free: &mut FreeExtents, lv: LvIndex, legs: &Legs, each: u64) -> Option<Vec<Round>> {
+    /// Runs for `each` more extents of every leg, or for as many as there is room for if that will do.
+    fn place_more(&self, lv: LvIndex, legs: &Legs, each: u64, approximate: bool) -> Option<Vec<Round>> {
         let request = Request {
             extents: each,
             columns: legs.ends.len(),
@@ -120,24 +119,9 @@ impl Draft {
             first: 1,
             apart: Some(&legs.pvs),
             policy: self.policy(self.group().lvs[lv.0].allocation_policy.as_deref()),
+            approximate,
         };
-        allocate(free, &request)
-    }
-
-    /// Runs for as much as there is room for, up to `each` more extents of every leg; none where there is none.
-    fn most_of(&self, lv: LvIndex, legs: &Legs, each: u64) -> Option<Vec<Round>> {
-        let free = self.free();
-        let place = |each| self.place_more(&mut free.clone(), lv, legs, each);
-        let (mut fits, mut fails) = (0, each + 1);
-        while fails - fits > 1 {
-            let middle = fits + (fails - fits) / 2;
-            if place(middle).is_some() {
-                fits = middle;
-            } else {
-                fails = middle;
-            }
-        }
-        if fits == 0 { None } else { place(fits) }
+        allocate(&mut self.free(), &request)
     }
 
     fn no_room_for(&self, legs: &Legs, each: u64) -> EditError {

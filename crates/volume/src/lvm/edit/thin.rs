@@ -154,7 +154,7 @@ impl Draft {
         let spare = self.missing_spare(metadata);
         let mut free = self.free();
         let mut place = |count| -> Result<Vec<Piece>, EditError> {
-            let rounds = self.place(&mut free, &Shape::Linear, count);
+            let rounds = self.place(&mut free, &Shape::Linear, count, false);
             let rounds = rounds.ok_or_else(|| self.no_room(&free, &Shape::Linear, count))?;
             Ok(columns(&rounds).swap_remove(0))
         };
