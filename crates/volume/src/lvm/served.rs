@@ -485,9 +485,9 @@ impl ServedEditor<'_> {
                 Some(now)
                     if text.lv_sectors(now) > old.lv_sectors(was)
                         && self.is_built(was)
-                        && is_mirrored(lv) =>
+                        && is_redundant(lv) =>
                 {
-                    let why = "it is served, and its mirrors are kept at the size that it has: stop serving it first";
+                    let why = "it is served, and its mirrors, or its parity, are kept at the size that it has: stop serving it first";
                     return Err(EditError::volume(&lv.name, why));
                 }
                 Some(_) => {}
@@ -680,11 +680,11 @@ impl Kinship<'_> {
     }
 }
 
-/// Whether a volume keeps a record of its mirrors, which no two arrays may do at once.
-fn is_mirrored(lv: &Lv) -> bool {
+/// Whether a volume keeps a record of its mirrors, or of its parity, which no two arrays may do at once.
+fn is_redundant(lv: &Lv) -> bool {
     lv.segments.iter().any(|segment| {
         let SegmentType::Raid { level, .. } = segment.kind else { return false };
-        matches!(level, RaidLevel::Raid1 | RaidLevel::Raid10)
+        matches!(level, RaidLevel::Raid1 | RaidLevel::Raid10 | RaidLevel::Parity)
     })
 }
 
