@@ -97,7 +97,13 @@ fn show(json: bool) -> Result<()> {
         return out::print_json(&json!({ "volumes": volumes().map(volume).collect::<Vec<_>>() }));
     }
     if volumes().next().is_none() {
-        log::warn!("no server is running (of this user)");
+        log::warn!(
+            "{}",
+            match servers.is_empty() {
+                true => "no server is running (of this user)",
+                false => "no running server has a volume yet",
+            }
+        );
         return Ok(());
     }
     let mut rows = vec![["NAME", "SIZE", "SERVER", "AT"].map(str::to_owned)];

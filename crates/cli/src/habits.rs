@@ -19,7 +19,8 @@ const STOP: &str = "SIGTERM ends a server: it answers, flushes, and takes its mo
 const LVM_ONLY: &str = "there is no command here for that: LVM does it, on disks that nobody serves";
 const SHOW_LV: &str =
     "`blockwork lv show --disk DISK...` shows volumes; without --disk, those of a running server";
-const SHOW_VG: &str = "`blockwork vg show --disk DISK...` shows groups";
+const SHOW_VG: &str =
+    "`blockwork vg show --disk DISK...` shows groups; without --disk, those of a running server";
 const SCAN: &str = "`blockwork scan DISK...` shows what disks hold";
 const RESIZE: &str = "`blockwork lv resize VG/LV --size [+|-]SIZE` makes a volume larger or smaller";
 const REMOVE_LV: &str = "`blockwork lv remove VG/LV...` removes volumes";

@@ -29,7 +29,8 @@ struct Away {
 
 pub(crate) fn run(args: &StatusArgs) -> Result<()> {
     let (mut disks, mut away) = (Vec::new(), Vec::new());
-    for server in servers()? {
+    let servers = servers()?;
+    for server in &servers {
         away.extend(away_of(&server.status));
         match get_json::<Report>(&server.socket, "/v1/stats") {
             Ok(report) => disks.extend(disks_of(&server.status, report)),
@@ -38,7 +39,13 @@ pub(crate) fn run(args: &StatusArgs) -> Result<()> {
         }
     }
     if disks.is_empty() && away.is_empty() {
-        log::warn!("no server is running (of this user) that has a disk");
+        log::warn!(
+            "{}",
+            match servers.is_empty() {
+                true => "no server is running (of this user) that has a disk",
+                false => "of the disks of running servers nothing can be chosen",
+            }
+        );
     }
     if args.json {
         let disk = |it: &Disk| json!({ "pid": it.pid, "name": it.name, "sandbox": it.sandbox, "decisions": it.decisions, "choices": it.choices });

@@ -169,12 +169,14 @@ pub enum Verb {
         /// At most so long.
         millis: u32,
     },
-    /// Limits what syncing takes.
+    /// Limits what syncing takes, or tells the limits; what is left out stays as it is.
     SyncSpeed {
         /// KiB/s that are used even while clients are served.
-        min_kib: u64,
+        #[serde(default)]
+        min_kib: Option<u64>,
         /// KiB/s at most.
-        max_kib: u64,
+        #[serde(default)]
+        max_kib: Option<u64>,
     },
 }
 
@@ -280,8 +282,9 @@ mod tests {
             ),
             (
                 r#"{"array":"md/data","verb":"sync-speed","min_kib":1,"max_kib":2}"#,
-                Verb::SyncSpeed { min_kib: 1, max_kib: 2 },
+                Verb::SyncSpeed { min_kib: Some(1), max_kib: Some(2) },
             ),
+            (r#"{"array":"md/data","verb":"sync-speed"}"#, Verb::SyncSpeed { min_kib: None, max_kib: None }),
         ] {
             assert_eq!(read(text), verb(expected));
         }

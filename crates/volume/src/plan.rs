@@ -205,7 +205,7 @@ fn parse_layer_setting(layer: &str, key: &str, value: &str) -> Result<Setting, S
     if value == 0 && matches!(found, LayerKey::SyncSpeedMin | LayerKey::SyncSpeedMax) {
         return Err(format!("{key}={value}: expected at least 1 (KiB a second)"));
     }
-    if value > 100 && found == LayerKey::AutoextendThreshold {
+    if !(50..=100).contains(&value) && found == LayerKey::AutoextendThreshold {
         return Err(format!("{key}={value}: expected percent, 50 to 100 (never)"));
     }
     if value > 1 && found == LayerKey::StartDirtyDegraded {

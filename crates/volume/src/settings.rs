@@ -57,16 +57,23 @@ impl Assembly {
         table: (Option<u64>, Option<u64>),
     ) -> Result<(), VolumeError> {
         let (mut min, mut max) = table;
+        let mut last = None;
         for setting in self.settings_for(name, kind)? {
             match setting.key {
-                LayerKey::SyncSpeedMin => min = Some(setting.value),
-                LayerKey::SyncSpeedMax => max = Some(setting.value),
+                LayerKey::SyncSpeedMin => (min, last) = (Some(setting.value), Some(setting)),
+                LayerKey::SyncSpeedMax => (max, last) = (Some(setting.value), Some(setting)),
                 LayerKey::DiscardMaxBytes
                 | LayerKey::NoSpaceTimeout
                 | LayerKey::AutoextendThreshold
                 | LayerKey::AutoextendPercent
                 | LayerKey::StartDirtyDegraded => {}
             }
+        }
+        if let (Some(setting), Some(min), Some(max)) = (last, min, max)
+            && min > max
+        {
+            return Err(setting
+                .refuse(format!("{min} to {max} KiB/s is not possible: the minimum is above the maximum")));
         }
         if min.or(max).is_some() {
             array.set_speed(min.unwrap_or(SYNC_SPEED_DEFAULT.0), max.unwrap_or(SYNC_SPEED_DEFAULT.1));

@@ -35,10 +35,15 @@ pub(super) fn new_volume(args: &CreateArgs, group: &str, name: &str, pool: &str)
             bail_usage!("--thin {pool}: a volume is in the group of its pool, not in {other}");
         }
     };
+    let Some(virtual_size) = &args.thin.virtual_size else {
+        bail_usage!(
+            "--thin: how large the volume is to be is said by --virtual-size (-V), as it takes no room by itself"
+        );
+    };
     Ok(NewThin {
         name: name.to_owned(),
         pool: pool.to_owned(),
-        bytes: bytes("--virtual-size", args.thin.virtual_size.as_deref().unwrap_or_default(), MIB)?,
+        bytes: bytes("--virtual-size", virtual_size, MIB)?,
         tags: args.addtag.clone(),
     })
 }

@@ -1,5 +1,6 @@
 //! `blockwork md create`: a new array on disks that nobody needs.
 
+use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, anyhow};
@@ -260,9 +261,26 @@ fn summary(args: &CreateArgs, creation: &Creation) -> String {
              Linux; until then no other member may fail.\n"
         );
     }
-    let disks: Vec<String> = creation.members().iter().map(|it| escape(&it.name)).collect();
+    let mut disks: Vec<String> = Vec::new();
+    for member in creation.members() {
+        let disk = escape(disk_of(&member.name));
+        if !disks.contains(&disk) {
+            disks.push(disk);
+        }
+    }
     out += &format!("Serve it: blockwork serve --disk {} {volume} --nbd unix:SOCKET\n", disks.join(" "));
     out
+}
+
+/// The disk of a partition `PATH/NUMBER`; another device itself.
+fn disk_of(device: &str) -> &str {
+    match device.rsplit_once('/') {
+        Some((disk, number)) if number.parse::<u32>().is_ok() => {
+            let path = Path::new(disk);
+            if path.exists() && !path.is_dir() { disk } else { device }
+        }
+        _ => device,
+    }
 }
 
 fn json(creation: &Creation) -> Value {

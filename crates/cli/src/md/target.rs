@@ -96,8 +96,8 @@ impl Ourselves {
         let workers = Workers::start(&config, assembly, volumes, std::sync::Arc::new(|_| {}))?;
         let arrays = ServedArrays::new(&workers, Disks::default(), Offers::default());
         // Nobody else wants these disks now.
-        let max_kib = which.place.sync_speed_max.unwrap_or(u64::MAX);
-        let verb = Verb::SyncSpeed { min_kib: max_kib, max_kib };
+        let most = Some(which.place.sync_speed_max.unwrap_or(u64::MAX));
+        let verb = Verb::SyncSpeed { min_kib: most, max_kib: most };
         arrays.act(&ArrayRequest { array: which.array.clone(), verb })?;
         Ok(Ourselves { workers, arrays })
     }

@@ -1,6 +1,5 @@
 //! Options of the verbs that look after an array: of a running server, or of one whose disks are named.
 
-use blockwork_layer::md::SYNC_SPEED_DEFAULT;
 use clap::{Args, ValueHint};
 
 /// Which array, and where it is.
@@ -124,12 +123,13 @@ pub(crate) struct GrowArgs {
 pub(crate) struct SpeedArgs {
     #[command(flatten)]
     pub(crate) served: ServedArgs,
-    /// KiB/s of each member that syncing may take even while clients are served.
-    #[arg(long, value_name = "KIB", default_value_t = SYNC_SPEED_DEFAULT.0)]
-    pub(crate) min: u64,
+    /// KiB/s of each member that syncing may take even while clients are served. Without this it stays as it is; without either, both
+    /// are shown.
+    #[arg(long, value_name = "KIB")]
+    pub(crate) min: Option<u64>,
     /// KiB/s of each member that it takes at most.
-    #[arg(long, value_name = "KIB", default_value_t = SYNC_SPEED_DEFAULT.1)]
-    pub(crate) max: u64,
+    #[arg(long, value_name = "KIB")]
+    pub(crate) max: Option<u64>,
 }
 
 #[derive(Debug, Args)]

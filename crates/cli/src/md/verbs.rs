@@ -243,8 +243,19 @@ fn outcome(array: &ArrayStatus, action: Option<&str>) -> String {
                 "{name}: {action} is done: mismatch_cnt {found} (sectors in which copies differed, or parities did not fit); {state}"
             )
         }
+        Some(action) if is_unfinished(array, action) => {
+            format!("{name}: {action} was stopped at {:.1}%; {state}", array.sync.share() * 100.0)
+        }
         Some(action) => format!("{name}: {action} is done; {state}"),
         None => format!("{name}: nothing is being synced; {state}"),
+    }
+}
+
+/// Whether somebody has stopped what the array needs.
+fn is_unfinished(array: &ArrayStatus, action: &str) -> bool {
+    match action {
+        "resync" => array.resync_from.is_some(),
+        _ => array.devices.iter().any(|device| device.recovered.is_some()),
     }
 }
 

@@ -47,8 +47,8 @@ struct Known {
 
 /// See the module's head.
 pub(crate) struct ServedArrays {
-    known: Vec<Known>,
-    /// Those with parity, which no verb does anything to.
+    /// Those that volumes have lain on so far.
+    known: Mutex<Vec<Known>>,
     served: Arc<Served>,
     assembly: Arc<Mutex<Assembly>>,
     /// Where a disk that is brought in is told of.
@@ -83,11 +83,8 @@ impl Drop for Passage<'_> {
 impl ServedArrays {
     /// Those of `workers`, whose volumes clients reach by `offers`; what is brought in is added to `disks`.
     pub(crate) fn new(workers: &Workers, disks: Disks, offers: Offers) -> ServedArrays {
-        let reached = nodes_under(&workers.served);
-        let mut known = assembled(&lock(&workers.assembly));
-        known.retain(|known| reached.contains(&known.array.node()));
         ServedArrays {
-            known,
+            known: Mutex::default(),
             served: workers.served.clone(),
             assembly: workers.assembly.clone(),
             disks,
@@ -97,9 +94,25 @@ impl ServedArrays {
         }
     }
 
-    fn find(&self, name: &str) -> Result<&Known, Refusal> {
-        let found = self.known.iter().find(|known| known.status().is_called(name));
-        found.ok_or_else(|| no_array(name, self.known.iter().map(|known| known.name.as_str())))
+    fn find(&self, name: &str) -> Result<Known, Refusal> {
+        let all = self.known();
+        let found = all.iter().find(|known| known.status().is_called(name)).cloned();
+        found.ok_or_else(|| no_array(name, all.iter().map(|known| known.name.as_str())))
+    }
+
+    /// All of them. What volumes that have come lie on is found, unless the groups are being changed at this moment: nobody waits for disks here.
+    fn known(&self) -> Vec<Known> {
+        let mut known = lock(&self.known);
+        if let Ok(assembly) = self.assembly.try_lock() {
+            let reached = nodes_under(&self.served);
+            let is_known = |known: &[Known], it: &Known| known.iter().any(|one| one.uuid == it.uuid);
+            for found in assembled(&assembly) {
+                if reached.contains(&found.array.node()) && !is_known(&known, &found) {
+                    known.push(found);
+                }
+            }
+        }
+        known.clone()
     }
 
     /// Has a worker run a task with the array, and waits for what becomes of it.
@@ -161,7 +174,7 @@ impl ServedArrays {
             let names = known.status().devices.into_iter().filter_map(|device| device.name);
             names.map(move |name| Attached { name, is_here }).collect::<Vec<_>>()
         };
-        attached.extend(self.known.iter().flat_map(of));
+        attached.extend(self.known().iter().flat_map(of));
         attached
     }
 
@@ -258,7 +271,10 @@ impl ServedArrays {
         Ok(Said { at_rest: Some(at_rest), ..Said::only(format!("{}: {said}", known.name)) })
     }
 
-    fn set_speed(known: &Known, min_kib: u64, max_kib: u64) -> Result<Said, Refusal> {
+    /// What is not given stays.
+    fn set_speed(known: &Known, min_kib: Option<u64>, max_kib: Option<u64>) -> Result<Said, Refusal> {
+        let (min, max) = known.array.speed();
+        let (min_kib, max_kib) = (min_kib.unwrap_or(min), max_kib.unwrap_or(max));
         check_speed(min_kib, max_kib).map_err(|why| Refusal::new(RefusalKind::Conflict, why))?;
         known.array.set_speed(min_kib, max_kib);
         Ok(Said::only(format!("{} is synced at {min_kib} to {max_kib} KiB/s", known.name)))
@@ -299,11 +315,11 @@ impl Said {
 
 impl Arrays for ServedArrays {
     fn list(&self) -> Vec<ArrayStatus> {
-        self.known.iter().map(Known::status).collect()
+        self.known().iter().map(Known::status).collect()
     }
 
     fn act(&self, request: &ArrayRequest) -> Result<ArrayAnswer, Refusal> {
-        let known = self.find(&request.array)?;
+        let known = &self.find(&request.array)?;
         let done = match &request.verb {
             Verb::Add { device, force } => self.add(known, device, *force),
             Verb::Fail { device } => {

@@ -532,6 +532,9 @@ impl ServedGroups {
         // What was cut short before comes first; a pool may need the room that it is about to get for that.
         let untold = self.tell_pools(&request.group, command).err();
         if let Some(error) = untold.filter(|_| !makes_room(&request.change)) {
+            if error.kind == RefusalKind::NotFound {
+                return Err(error);
+            }
             return Err(Refusal::new(error.kind, unfinished(&request.group, &error.text)));
         }
         let planned = self.plan(request)?;

@@ -117,7 +117,9 @@ pub(crate) fn of_group(shown: &Shown, mut fullness: impl FnMut(LvIndex) -> Fulln
         free_bytes: bytes(free.on(nth)),
     });
     let visible = vg.visible();
-    let volumes = (0..vg.lvs.len()).map(LvIndex);
+    // That a volume is a snapshot of another one is a volume of its own in the text, and none for LVM's tools either.
+    let is_tie = |lv: &LvIndex| matches!(vg.lvs[lv.0].segments[0].kind, SegmentType::Snapshot { .. });
+    let volumes = (0..vg.lvs.len()).map(LvIndex).filter(|lv| !is_tie(lv));
     GroupStatus {
         name: name.clone(),
         uuid: vg.id.to_string(),

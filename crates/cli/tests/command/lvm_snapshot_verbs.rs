@@ -34,6 +34,23 @@ fn shown(lab: &Lab, name: &str) -> Value {
     all.into_iter().find(|lv| lv["name"] == name).expect("it is there")
 }
 
+/// That one volume is a snapshot of another is a volume of its own in the text alone.
+#[test]
+fn all_volumes_are_those_that_lvs_has() {
+    let lab = lab();
+    lab.verb(&["lv", "snapshot", "vg/origin", "--size", "4M", "--name", "snap"]);
+    lab.verb(&["lv", "create", "vg/pool", "--thin-pool", "--size", "16M"]);
+    let all: Value = serde_json::from_str(&lab.verb(&["lv", "show", "--all", "--json", "vg"])).expect("JSON");
+    let mut ours: Vec<String> =
+        all.as_array().expect("volumes").iter().map(|lv| lv["name"].to_string()).collect();
+    ours.sort_unstable();
+    let theirs = lab.lvm(&["lvs -a --noheadings -o lv_name vg"]).remove(0);
+    let plain = |line: &str| format!("{:?}", line.trim().trim_matches(['[', ']']));
+    let mut theirs: Vec<String> = theirs.lines().map(plain).collect();
+    theirs.sort_unstable();
+    assert_eq!(ours, theirs);
+}
+
 #[test]
 fn lvm_takes_snapshots_as_its_own_and_both_go_on_with_them() {
     let lab = lab();

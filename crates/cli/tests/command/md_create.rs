@@ -86,6 +86,10 @@ fn members_may_be_missing_or_partitions_and_json_tells_all() {
     assert_eq!(said["members"][1]["role"], 2);
     let tree = run(&mut scratch.blockwork(["scan", "a"]));
     assert!(tree.contains("member 2 of md/data") && tree.contains("[3/2]"), "{tree}");
+    let again = create(&scratch, "--level 1 -n 2 --force --name data a/1 a/2");
+    assert!(again.contains("Serve it: blockwork serve --disk a md/data --nbd"), "{again}");
+    let said = create(&scratch, "--level 1 -n 3 --force --json --name data a/1 missing a/2");
+    assert!(said.contains("\"volume\": \"md/data\""), "{said}");
     // The table is as it was, and the members are what mdadm takes for one.
     run(tool("sgdisk").arg("--verify").arg(scratch.at("a")));
     let members = run(&mut scratch.blockwork(["md", "examine", "a"]));

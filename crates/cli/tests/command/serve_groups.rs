@@ -59,6 +59,22 @@ fn a_group_is_shown_alike_by_its_server_and_from_its_disks() {
     assert_eq!(lab.lvm(&[vgs]).remove(0).trim(), "vg;1;4;1;wz--n-;db");
 }
 
+/// A group that was empty when its server began has had nothing to serve, and so nothing that lies below it.
+#[test]
+fn the_array_below_the_first_volume_of_a_group_is_looked_after_as_any_other() {
+    let lab = Lab::new(&[("a", 40), ("b", 40)]);
+    let create = "md create --level 1 --raid-devices 2 --name m --assume-clean a b";
+    run(&mut lab.scratch.blockwork(create.split(' ')));
+    run(&mut lab.scratch.blockwork(["vg", "create", "vg", "md/m", "--disk", "a", "b"]));
+    let server = lab.scratch.serve(["--disk", "a", "b"]);
+    assert!(refused(&lab, &["md", "fail", "md/m", "b"]).contains("no running server serves the array md/m"));
+    served(&lab, &["lv", "create", "vg/x", "--size", "8M"]);
+    assert!(served(&lab, &["md", "status"]).contains("md/m : raid1"));
+    served(&lab, &["md", "fail", "md/m", "b"]);
+    assert!(served(&lab, &["md", "status"]).contains("[2/1] [U_]"));
+    assert!(server.stop().status.success());
+}
+
 #[test]
 fn thin_volumes_and_snapshots_come_and_go_while_a_client_writes() {
     let lab = pool(96, 161);

@@ -148,7 +148,9 @@ impl VhostSocket {
         keeper: Option<Arc<dyn DiskKeeper>>,
     ) -> Result<VhostSocket, VhostError> {
         let listener = Listener::unix(path)?;
-        let address = format!("vhost-user:{}", path.display());
+        // Where there is no folder any more, the path says what can be said.
+        let place = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+        let address = format!("vhost-user:{}", place.display());
         let service = Arc::new(Service {
             name: format!("{} at {address}", seen.name),
             device: Arc::new(Device::new(seen, options.queues)),

@@ -246,6 +246,11 @@ impl Array {
         self.sync.speed_max.store(max_kib.max(min_kib), Ordering::Relaxed);
     }
 
+    /// How fast they go: at least, and at most.
+    pub fn speed(&self) -> (u64, u64) {
+        (self.sync.speed_min.load(Ordering::Relaxed), self.sync.speed_max.load(Ordering::Relaxed))
+    }
+
     pub(super) fn io(&self, what: &str, errno: blockwork_engine::Errno) -> VerbError {
         VerbError::Io { array: self.name.clone(), what: what.to_owned(), errno }
     }

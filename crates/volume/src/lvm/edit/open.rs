@@ -238,7 +238,13 @@ impl GroupEditor {
         });
         if let Some(user) = user {
             let name = escape(&user.name);
-            return refuse(format!("{name} lies on it; if that may go, remove it first"));
+            let how = match user.kind {
+                DeviceKind::Array(_) => {
+                    "take it away with `mdadm --zero-superblock`, or `wipefs --all`, first"
+                }
+                _ => "remove it first",
+            };
+            return refuse(format!("{name} lies on it; if that may go, {how}"));
         }
         if let Content::Pv(pv) = &graph.device(id).content
             && !pv.label.pv.in_use()
