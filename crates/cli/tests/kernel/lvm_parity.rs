@@ -187,3 +187,25 @@ fn volumes_with_a_parity_that_we_serve_first_are_whole_to_the_kernel_and_so_is_w
     let written = scribbled(20);
     expect(&Facts(&machine.run_long(Duration::from_secs(200), &judge).stdout), 12 * MIB, &written);
 }
+
+/// What is asked for in hundredths, and has no room on as many disks for all of it: it lies where `lvcreate` puts it, run by run.
+#[test]
+fn sizes_in_hundredths_are_those_of_lvcreate() {
+    let machine = machine();
+    let volumes: [(&str, &[&str]); 5] = [
+        ("first", &["--extents", "37"]),
+        ("part", &["--type", "raid5", "--extents", "30%FREE"]),
+        ("of_all", &["--type", "raid1", "--mirrors", "1", "--extents", "9%VG"]),
+        ("stripes", &["--stripes", "4", "--stripesize", "16K", "--extents", "11%FREE"]),
+        ("rest", &["--type", "raid6", "--stripes", "3", "--extents", "100%FREE"]),
+    ];
+    let mut script = format!("{TEXT}\ntext ours\nlvremove -y vg >&2\n");
+    for (name, args) in volumes {
+        create(&machine, name, args);
+        writeln!(script, "lvcreate -an -y -n {name} {} vg >&2", args.join(" ")).expect("text");
+    }
+    script.push_str("text theirs\n");
+    let judged = machine.run_long(Duration::from_secs(200), &script);
+    let facts = Facts(&judged.stdout);
+    assert_eq!(facts.get("ours", "text"), facts.get("theirs", "text"));
+}
