@@ -307,18 +307,11 @@ impl Draft {
         let vg = self.group();
         let unit = shape.stripes();
         let part = |of: u64, hundredths: u64| u128::from(of) * u128::from(hundredths) / 100;
-        // What is asked for in hundredths are extents of PVs: copies count, and so does their metadata.
+        // What is asked for in hundredths are extents of PVs. `lvcreate` counts copies, and neither parities nor metadata, and rounds up to whole
+        // stripes: fewer will do.
         let of_volume = |physical: u128| {
-            // `lvcreate` counts no parities, and rounds up to whole stripes what has no copies: fewer will do.
-            if shape.parities() > 0 || !shape.is_raid() {
-                return u64::try_from(physical)
-                    .ok()
-                    .and_then(|extents| extents.checked_next_multiple_of(unit));
-            }
-            let columns = u128::from(shape.columns());
-            let column = u64::try_from(physical / columns).unwrap_or(u64::MAX);
-            let meta = self.extents(shape, column.saturating_mul(unit)).meta;
-            Some(column.saturating_sub(meta).saturating_mul(unit))
+            let extents = u64::try_from(physical / u128::from(shape.copies())).ok()?;
+            extents.checked_next_multiple_of(unit)
         };
         let extents = match size {
             Size::Bytes(bytes) => bytes.div_ceil(vg.extent_sectors * 512).checked_next_multiple_of(unit),
