@@ -1,7 +1,7 @@
 # What the scripts of these tests have beside the functions of the guest itself.
 
 # fact NAME KEY VALUE: for the host.
-fact() { echo "$1 $2 $3"; }
+fact() { echo "$*"; }
 # The block device that a disk or partition is: part DISK NUMBER.
 device() { readlink -f "$1"; }
 part() { echo "$(device "$1")$2"; }
