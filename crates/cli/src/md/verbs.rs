@@ -319,3 +319,33 @@ fn is_block_device(path: &Path) -> bool {
     use std::os::unix::fs::FileTypeExt;
     path.metadata().is_ok_and(|found| found.file_type().is_block_device())
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn what_somebody_has_stopped_is_not_done() {
+        let device = |state: &str, recovered: Option<u64>| {
+            json!({ "name": "a", "role": 0, "state": state, "recovered": recovered, "write_mostly": false,
+                    "bad_ranges": 0, "corrected_sectors": 0 })
+        };
+        let said = |resync_from: Option<u64>, device: serde_json::Value, action: &str| {
+            let array = json!({
+                "name": "md/m", "uuid": "1", "level": "raid1", "layout": null, "chunk_size": null, "bytes": 4096,
+                "raid_disks": 2, "degraded": 0, "read_only": null, "active": true, "events": 3,
+                "resync_from": resync_from, "dirty_chunks": null, "devices": [device],
+                "sync": { "action": "idle", "done_sectors": 1, "total_sectors": 4, "speed_kib": 0, "mismatch_sectors": 0 },
+            });
+            outcome(&serde_json::from_value(array).expect("a status"), Some(action))
+        };
+        let whole = || device("in_sync", None);
+        assert_eq!(said(None, whole(), "resync"), "md/m: resync is done; all members are in sync");
+        assert!(said(Some(512), whole(), "resync").starts_with("md/m: resync was stopped at 25.0%; "));
+        assert!(said(None, whole(), "recover").starts_with("md/m: recover is done; "));
+        let half = device("recovering", Some(512));
+        assert!(said(None, half, "recover").starts_with("md/m: recover was stopped at 25.0%; "));
+    }
+}
