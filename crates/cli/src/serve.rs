@@ -106,7 +106,8 @@ pub(crate) fn run(args: &ServeArgs) -> Result<()> {
 }
 
 /// Does something while signals are news: the first that asks for the end, and those that ask for statistics. The second one does not wait for anything
-/// but that what is mounted is taken away. Nor does the first, when that is what has been done, or is ended for another reason.
+/// but that what is mounted is taken away. Nor does the first, where `act` has been ended by
+/// something else: it arms what it is given, or is at its own end.
 fn heed<T>(
     signals: &mut Signals,
     mounts: Vec<fuse::MountPoint>,

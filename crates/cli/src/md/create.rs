@@ -1,6 +1,5 @@
 //! `blockwork md create`: a new array on disks that nobody needs.
 
-use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, anyhow};
@@ -8,7 +7,7 @@ use blockwork_format::md::create::{BitmapChoice, NewArray, Shape, check_parity_d
 use blockwork_format::md::v1::{Features, Minor, Superblock};
 use blockwork_format::md::{Level, NotALayout, ParityLayout, Raid10Layout, Role, SetName, Time, Uuid, raid0};
 use blockwork_format::{SECTOR_BYTES, escape};
-use blockwork_volume::md::{CreateRequest, Creation, MISSING};
+use blockwork_volume::md::{CreateRequest, Creation, MISSING, disk_of};
 use ring::rand::{SecureRandom, SystemRandom};
 use serde_json::{Value, json};
 
@@ -270,17 +269,6 @@ fn summary(args: &CreateArgs, creation: &Creation) -> String {
     }
     out += &format!("Serve it: blockwork serve --disk {} {volume} --nbd unix:SOCKET\n", disks.join(" "));
     out
-}
-
-/// The disk of a partition `PATH/NUMBER`; another device itself.
-fn disk_of(device: &str) -> &str {
-    match device.rsplit_once('/') {
-        Some((disk, number)) if number.parse::<u32>().is_ok() => {
-            let path = Path::new(disk);
-            if path.exists() && !path.is_dir() { disk } else { device }
-        }
-        _ => device,
-    }
 }
 
 fn json(creation: &Creation) -> Value {

@@ -83,7 +83,7 @@ impl Drop for Passage<'_> {
 impl ServedArrays {
     /// Those of `workers`, whose volumes clients reach by `offers`; what is brought in is added to `disks`.
     pub(crate) fn new(workers: &Workers, disks: Disks, offers: Offers) -> ServedArrays {
-        ServedArrays {
+        let arrays = ServedArrays {
             known: Mutex::default(),
             served: workers.served.clone(),
             assembly: workers.assembly.clone(),
@@ -91,7 +91,9 @@ impl ServedArrays {
             offers,
             is_logged: workers.log.is_some(),
             on_the_way: Mutex::default(),
-        }
+        };
+        arrays.learn(&lock(&workers.assembly));
+        arrays
     }
 
     fn find(&self, name: &str) -> Result<Known, Refusal> {
@@ -100,19 +102,24 @@ impl ServedArrays {
         found.ok_or_else(|| no_array(name, all.iter().map(|known| known.name.as_str())))
     }
 
-    /// All of them. What volumes that have come lie on is found, unless the groups are being changed at this moment: nobody waits for disks here.
-    fn known(&self) -> Vec<Known> {
+    /// Finds what volumes lie on that have come.
+    fn learn(&self, assembly: &Assembly) {
+        let reached = nodes_under(&self.served);
         let mut known = lock(&self.known);
-        if let Ok(assembly) = self.assembly.try_lock() {
-            let reached = nodes_under(&self.served);
-            let is_known = |known: &[Known], it: &Known| known.iter().any(|one| one.uuid == it.uuid);
-            for found in assembled(&assembly) {
-                if reached.contains(&found.array.node()) && !is_known(&known, &found) {
-                    known.push(found);
-                }
+        for found in assembled(assembly) {
+            let is_known = known.iter().any(|one| one.uuid == found.uuid);
+            if reached.contains(&found.array.node()) && !is_known {
+                known.push(found);
             }
         }
-        known.clone()
+    }
+
+    /// All of them, but for those of the volumes that a change brings at this moment: nobody waits for disks here.
+    fn known(&self) -> Vec<Known> {
+        if let Ok(assembly) = self.assembly.try_lock() {
+            self.learn(&assembly);
+        }
+        lock(&self.known).clone()
     }
 
     /// Has a worker run a task with the array, and waits for what becomes of it.

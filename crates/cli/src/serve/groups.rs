@@ -532,10 +532,15 @@ impl ServedGroups {
         // What was cut short before comes first; a pool may need the room that it is about to get for that.
         let untold = self.tell_pools(&request.group, command).err();
         if let Some(error) = untold.filter(|_| !makes_room(&request.change)) {
-            if error.kind == RefusalKind::NotFound {
-                return Err(error);
-            }
-            return Err(Refusal::new(error.kind, unfinished(&request.group, &error.text)));
+            // A group that cannot be changed at all has not been left so by a change.
+            let is_unfinished = self
+                .assembly()
+                .graph()
+                .groups
+                .iter()
+                .any(|group| group.name == request.group && to_be_made(group).is_some());
+            let text = || unfinished(&request.group, &error.text);
+            return Err(if is_unfinished { Refusal::new(error.kind, text()) } else { error });
         }
         let planned = self.plan(request)?;
         let withdrawn = self.withdraw(&planned.gone)?;

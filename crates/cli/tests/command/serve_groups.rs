@@ -729,3 +729,15 @@ fn a_server_that_ends_right_after_a_change_leaves_the_array_below_in_order() {
     let said = offline("scan a b c");
     assert!(said.contains("[2/2], clean\n"), "{said}");
 }
+
+/// What cannot be changed has not been left half-changed by anybody.
+#[test]
+fn a_group_that_cannot_be_changed_is_told_why_and_not_that_a_change_was_cut_short() {
+    let lab = Lab::new(&[("a", 40), ("b", 40)]);
+    lab.verb(&["vg", "create", "vg", "a", "b"]);
+    lab.verb(&["lv", "create", "vg/one", "--size", "8M"]);
+    let server = lab.scratch.serve(["--disk", "a"]);
+    let said = refused(&lab, &["lv", "create", "vg/two", "--size", "8M"]);
+    assert!(said.contains("pv1") && !said.contains("cut short"), "{said}");
+    assert!(server.stop().status.success());
+}

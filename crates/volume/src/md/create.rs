@@ -140,8 +140,8 @@ fn is_missing(spec: &str) -> bool {
     spec.eq_ignore_ascii_case(MISSING)
 }
 
-/// The disk that has to be opened.
-fn disk_of(spec: &str) -> &str {
+/// The disk that has to be opened for a device: that of a partition, `PATH/NUMBER`.
+pub fn disk_of(spec: &str) -> &str {
     partition_of(spec).filter(|_| identity(spec).is_none()).map_or(spec, |(disk, _)| disk)
 }
 

@@ -18,7 +18,7 @@ mod examine;
 pub(crate) mod intent;
 mod layout;
 
-pub use create::{CreateRequest, Created, Creation, MISSING, Writing};
+pub use create::{CreateRequest, Created, Creation, MISSING, Writing, disk_of};
 pub use examine::Examined;
 
 use std::fmt;
