@@ -459,3 +459,25 @@ fn a_volume_with_copies_or_a_parity_grows_when_nobody_serves_it() {
         assert!(before < 16 << 20 && grown >= before + (8 << 20), "{kind}: {before} {grown}");
     }
 }
+
+/// What is asked for in hundredths are extents of physical volumes: `lvextend` counts copies among them, and no parities.
+#[test]
+fn hundredths_for_a_raid_volume_are_what_lvextend_makes_of_them() {
+    const KINDS: &[&str] = &["raid1", "raid10", "raid5", "raid6"];
+    let disks = ["a", "b", "c", "d", "e", "f"].map(|name| (name, 90));
+    let (ours, theirs) = (Lab::new(&disks), Lab::new(&disks));
+    for lab in [&ours, &theirs] {
+        let create = "vg create vg a b c d e f -s 1M";
+        run(&mut lab.scratch.blockwork(create.split(' ')));
+        for kind in KINDS {
+            lab.verb(&["lv", "create", &format!("vg/{kind}"), "--type", kind, "--extents", "6"]);
+        }
+    }
+    for (percent, kind) in [2, 3, 5].iter().flat_map(|percent| KINDS.iter().map(move |kind| (percent, kind)))
+    {
+        let (name, size) = (format!("vg/{kind}"), format!("+{percent}%FREE"));
+        ours.verb(&["lv", "resize", &name, "--extents", &size]);
+        theirs.lvm(&[&format!("lvextend -y -l {size} {name}")]);
+        assert_eq!(ours.layout("vg"), theirs.layout("vg"), "after {size} for {name}");
+    }
+}

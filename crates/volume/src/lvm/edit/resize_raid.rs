@@ -30,6 +30,8 @@ struct Legs {
     pvs: Vec<Vec<PvIndex>>,
     /// Legs with different data.
     stripes: u64,
+    /// How often each extent is there; a parity is no copy.
+    copies: u64,
 }
 
 impl Draft {
@@ -76,16 +78,16 @@ impl Draft {
             unreachable!("only RAID volumes come here")
         };
         let count = images.len() as u64;
-        let stripes = match level {
-            RaidLevel::Raid0 | RaidLevel::Raid0Meta => Some(count),
-            RaidLevel::Raid1 => Some(1),
+        let form = match level {
+            RaidLevel::Raid0 | RaidLevel::Raid0Meta => Some((count, 1)),
+            RaidLevel::Raid1 => Some((1, count)),
             RaidLevel::Raid10 => {
                 let copies = data_copies.unwrap_or(2).max(2);
-                count.is_multiple_of(copies).then_some(count / copies)
+                count.is_multiple_of(copies).then_some((count / copies, copies))
             }
-            RaidLevel::Parity => parity_layout(segment).ok().map(|layout| layout.data_disks().into()),
+            RaidLevel::Parity => parity_layout(segment).ok().map(|layout| (layout.data_disks().into(), 1)),
         };
-        let Some(stripes) = stripes.filter(|_| segment.type_flags.is_empty()) else {
+        let Some((stripes, copies)) = form.filter(|_| segment.type_flags.is_empty()) else {
             return refuse("of a form that is not resized here");
         };
         if images.iter().any(|image| vg.lvs[image.0].extents().saturating_mul(stripes) != volume.extents()) {
@@ -99,15 +101,15 @@ impl Draft {
             [Some(image), metas.get(nth)].into_iter().flatten().flat_map(|part| pvs_of(vg, *part)).collect()
         };
         let pvs = images.iter().enumerate().map(pvs_of).collect();
-        Ok(Legs { images: images.clone(), ends, pvs, stripes })
+        Ok(Legs { images: images.clone(), ends, pvs, stripes, copies })
     }
 
-    /// Hundredths of what is free are extents of PVs, of which each leg takes its own.
+    /// Hundredths of what is free are extents of PVs. `lvextend` counts copies, and no parities, and rounds down to whole stripes.
     fn of_volume(&self, resize: Resize, legs: &Legs) -> Resize {
         let Resize::MorePercentFree(hundredths) = resize else { return resize };
         let part = (u128::from(self.free().total()) * u128::from(hundredths)).div_ceil(100);
-        let more = u64::try_from(part).unwrap_or(u64::MAX) / legs.images.len() as u64;
-        Resize::MoreExtents(more * legs.stripes)
+        let more = u64::try_from(part).unwrap_or(u64::MAX) / legs.copies;
+        Resize::MoreExtents(more / legs.stripes * legs.stripes)
     }
 
     /// Runs for `each` more extents of every leg, or for as many as there is room for if that will do.
