@@ -13,7 +13,7 @@
 //! ```
 //!
 //! `--reads N [--depth N] [--packed 1] [--direct 1] [--touched 1]` runs one of them only, for callgrind: `--packed` has a packed ring,
-//! `--direct` no indirect tables, `--touched` fills what is read; `--pages N [--kept 1]` has Xen's ring of so many pages, and pages of the
+//! `--direct` no indirect tables, `--touched` fills what is read, `--file` reads a file that the kernel has in memory; `--pages N [--kept 1]` has Xen's ring of so many pages, and pages of the
 //! guest's that stay mapped.
 
 mod guests;
@@ -26,7 +26,7 @@ use std::time::{Duration, Instant};
 
 use blockwork_engine::*;
 use blockwork_uring::{Uring, clock};
-use guests::{Guest, virtqueue, xen};
+use guests::{From, Guest, virtqueue, xen};
 use rig::{allocations, option};
 
 /// Reads of a measurement.
@@ -78,14 +78,21 @@ fn serve_ring(worker: &mut Worker<Uring>, until: Nanos) {
     worker.turn(wait);
 }
 
+fn null(touched: bool) -> From {
+    if touched { From::Touched } else { From::Null }
+}
+
 /// One of them only, as the options say.
 fn one(reads: u64) {
     let is_set = |name| option(name) == Some(1);
     let number = |name, or| option(name).map_or(or, |n| u32::try_from(n).expect("a ring has few requests"));
-    let touched = is_set("--touched");
+    let from = match (is_set("--file"), is_set("--touched")) {
+        (true, _) => From::File,
+        (_, touched) => null(touched),
+    };
     let guest = match option("--pages") {
-        Some(_) => xen(number("--pages", 1), is_set("--kept"), touched),
-        None => virtqueue(number("--depth", 32), is_set("--packed"), is_set("--direct"), touched),
+        Some(_) => xen(number("--pages", 1), is_set("--kept"), from),
+        None => virtqueue(number("--depth", 32), is_set("--packed"), is_set("--direct"), from),
     };
     Stand::new(guest).run(reads);
     std::process::exit(0); // not by sleeping until all has ended
@@ -97,13 +104,13 @@ fn main() {
     }
     type Make = fn(u32, bool) -> Box<dyn Guest>;
     let rings: [(&str, &[u32], Make); 5] = [
-        ("split", &[1, 32, 256], |depth, touched| virtqueue(depth, false, false, touched)),
-        ("split, no tables", &[32, 256], |depth, touched| virtqueue(depth, false, true, touched)),
-        ("packed", &[1, 32, 256], |depth, touched| virtqueue(depth, true, false, touched)),
+        ("split", &[1, 32, 256], |depth, touched| virtqueue(depth, false, false, null(touched))),
+        ("split, no tables", &[32, 256], |depth, touched| virtqueue(depth, false, true, null(touched))),
+        ("packed", &[1, 32, 256], |depth, touched| virtqueue(depth, true, false, null(touched))),
         ("Xen's, pages granted for each request", &[32, 256], |depth, touched| {
-            xen(depth / 32, false, touched)
+            xen(depth / 32, false, null(touched))
         }),
-        ("Xen's, pages that stay", &[32, 256], |depth, touched| xen(depth / 32, true, touched)),
+        ("Xen's, pages that stay", &[32, 256], |depth, touched| xen(depth / 32, true, null(touched))),
     ];
     let mut cells: Vec<_> = rings
         .iter()

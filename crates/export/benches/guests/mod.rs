@@ -19,6 +19,8 @@ use super::rig::RigLeaf;
 use super::vhost_support::Single;
 
 const SECTORS: u64 = 1 << 30;
+/// 64 MiB.
+const FILE_SECTORS: u64 = 1 << 17;
 
 /// A guest with its server.
 pub trait Guest {
@@ -30,30 +32,65 @@ pub trait Guest {
     fn stop(&mut self);
 }
 
-/// What it reads: sectors in no order.
-struct Places(u64);
+/// What it reads: sectors in no order, of so many.
+struct Places {
+    seed: u64,
+    sectors: u64,
+}
 
 impl Places {
+    fn of(sectors: u64) -> Places {
+        Places { seed: 1, sectors }
+    }
+
     fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-        (self.0 >> 33) % (SECTORS / 8) * 8
+        self.seed = self.seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        (self.seed >> 33) % (self.sectors / 8) * 8
     }
 }
 
-fn null_disk(touched: bool) -> Arc<dyn LeafSource> {
-    if !touched {
-        return Arc::new(RigLeaf::null(Sectors(SECTORS), Limits::default()));
+/// What it reads from.
+#[derive(Clone, Copy)]
+pub enum From {
+    /// Nothing is copied.
+    Null,
+    /// What is read is filled.
+    Touched,
+    /// A file that the kernel has in memory: io_uring's reads of it end in the call that starts them.
+    File,
+}
+
+impl From {
+    fn open(self) -> Arc<dyn LeafSource> {
+        let spec = match self {
+            From::Null => return Arc::new(RigLeaf::null(Sectors(SECTORS), Limits::default())),
+            From::Touched => format!("null:{}", SECTORS * SECTOR),
+            From::File => {
+                let (file, path) =
+                    tempfile::NamedTempFile::new().expect("a scratch file").keep().expect("it stays");
+                file.set_len(FILE_SECTORS * SECTOR).expect("there is room");
+                std::io::copy(&mut &file, &mut std::io::sink()).expect("it is readable");
+                path.to_str().expect("a name of letters").to_owned()
+            }
+        };
+        let source = blockwork_leaf::open(&spec, &Default::default()).expect("there is room").source;
+        if let From::File = self {
+            std::fs::remove_file(spec).expect("it is ours");
+        }
+        source
     }
-    let spec = format!("null:{}", SECTORS * SECTOR);
-    blockwork_leaf::open(&spec, &Default::default()).expect("there is room").source
+
+    fn places(self) -> Places {
+        Places::of(if let From::File = self { FILE_SECTORS } else { SECTORS })
+    }
 }
 
 /// With a virtqueue.
-pub fn virtqueue(depth: u32, packed: bool, direct: bool, touched: bool) -> Box<dyn Guest> {
+pub fn virtqueue(depth: u32, packed: bool, direct: bool, from: From) -> Box<dyn Guest> {
     let requests = u16::try_from(depth).expect("a ring has few requests");
     let options = Options { requests, packed, indirect: !direct, ..Options::default() };
-    let single = Single::new(null_disk(touched), |disk| disk, options);
-    Box::new(Virtio { single: Some(single), depth: depth.into(), places: Places(1) })
+    let single = Single::new(from.open(), |disk| disk, options);
+    Box::new(Virtio { single: Some(single), depth: depth.into(), places: from.places() })
 }
 
 struct Virtio {
@@ -98,8 +135,8 @@ impl Guest for Virtio {
 }
 
 /// With a ring of Xen's, of so many pages; of what it reads into, the pages stay mapped or not.
-pub fn xen(pages: u32, kept: bool, touched: bool) -> Box<dyn Guest> {
-    let leaf = null_disk(touched);
+pub fn xen(pages: u32, kept: bool, from: From) -> Box<dyn Guest> {
+    let leaf = from.open();
     let layer = LeafLayer::new(LeafId(0), NodeId(0), leaf.sectors(), leaf.limits().clone());
     let volume = Volume::new("null", Arc::new(layer), false);
     let counters = Arc::new(CounterTable::new(1));
@@ -125,7 +162,7 @@ pub fn xen(pages: u32, kept: bool, touched: bool) -> Box<dyn Guest> {
     let queue = FrontQueue::new(front_config, FrontRing::new(ring, abi), Box::new(grants));
     let page = |_| Segments::from_iter([Segment::new(Buffer::new(PAGE_BYTES), 0, PAGE_BYTES)]);
     let memory = (0..queue.slots()).map(page).collect();
-    Box::new(Xen { worker, queue, kick, call, memory, answers: Vec::new(), places: Places(1) })
+    Box::new(Xen { worker, queue, kick, call, memory, answers: Vec::new(), places: from.places() })
 }
 
 struct Xen {
