@@ -245,11 +245,24 @@ impl Core {
         match self.admit(volume, &mut bio) {
             Err(errno) => self.give_back(owner, bio.op, Err(errno), bio.data),
             Ok(_) if self.meets_claim(volume, &bio) => self.wait_for_turn(volume, owner, bio),
-            Ok(node) => {
-                if let Some(bio) = self.begin(Root::Volume(volume), node, owner, bio) {
-                    self.fresh.push(bio);
-                }
+            Ok(node) => self.submit_admitted(volume, node, owner, &mut bio),
+        }
+    }
+
+    /// Takes a bio that its volume lets in. What goes to a leaf by itself is resolved already.
+    #[inline]
+    fn submit_admitted(&mut self, volume: VolumeId, node: NodeId, owner: Owner, bio: &mut Bio) {
+        let span = bio.span();
+        let Some(number) = self.begin(Root::Volume(volume), node, owner, bio) else { return };
+        match self.leaf_of[usize::from(node.0)] {
+            Some(leaf) if span.op.has_data() => {
+                self.at_once[usize::from(volume.0)] = self.queues[usize::from(leaf.0)].is_instant();
+                let state = &mut self.bios.all[number as usize];
+                state.epoch = Some(self.attendance.begin());
+                state.parts.set(1);
+                self.queues[usize::from(leaf.0)].add(Plugged { bio: number, span });
             }
+            _ => self.fresh.push(number),
         }
     }
 
@@ -325,17 +338,16 @@ impl Core {
         }
     }
 
-    fn start(&mut self, root: Root, node: NodeId, owner: Owner, bio: Bio) {
-        if let Some(bio) = self.begin(root, node, owner, bio) {
+    fn start(&mut self, root: Root, node: NodeId, owner: Owner, mut bio: Bio) {
+        if let Some(bio) = self.begin(root, node, owner, &mut bio) {
             self.resolve(bio);
         }
     }
 
-    /// Takes a bio, which is to be resolved; none: there is nothing to do about it.
+    /// Takes a bio, which is to be resolved, and its memory; none: there is nothing to do about it.
     #[inline]
-    fn begin(&mut self, root: Root, node: NodeId, owner: Owner, bio: Bio) -> Option<u32> {
-        let Bio { op, flags, sector, nr, data } = bio;
-        let span = Span { op, flags, sector, nr, at: Sectors::ZERO };
+    fn begin(&mut self, root: Root, node: NodeId, owner: Owner, bio: &mut Bio) -> Option<u32> {
+        let (span, op, nr) = (bio.span(), bio.op, bio.nr);
         self.counters.add(node, Counter::In, 1);
         if self.leaf_of[node.0 as usize].is_none() {
             self.counters.operation(node, op, nr.bytes());
@@ -344,10 +356,10 @@ impl Core {
             }
         }
         if nr == Sectors::ZERO && op != Op::Flush {
-            self.give_back(owner, op, Ok(()), data);
+            self.give_back(owner, op, Ok(()), std::mem::take(&mut bio.data));
             return None;
         }
-        Some(self.bios.add(owner, root, node, span, data, self.now))
+        Some(self.bios.add(owner, root, node, span, &mut bio.data, self.now))
     }
 
     /// Maps a bio to extents, and hands those to the queues.

@@ -1,5 +1,6 @@
 //! A leaf: the device at the bottom of a stack, as its queue sees it.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use blockwork_memory::Segment;
@@ -118,7 +119,7 @@ pub trait LeafSource: Send + Sync {
     /// Reads `into.len()` bytes at byte `offset`, at once: for finding out what a disk holds, before it is served.
     fn read_now(&self, offset: u64, into: &mut [u8]) -> std::io::Result<()>;
     /// The state that all handles share.
-    fn shared(&self) -> &LeafShared;
+    fn shared(&self) -> &Arc<LeafShared>;
     /// The block in which the device itself says that it is addressed, bytes; 0 where nobody knows, as for an image in a file: what
     /// the file demands of its readers is no property of the disk that it is an image of.
     fn block_bytes(&self) -> u32 {

@@ -213,7 +213,7 @@ thread_local! {
 
 /// A device that does everything at once.
 #[derive(Default)]
-struct Meanwhile(LeafShared, Limits);
+struct Meanwhile(Arc<LeafShared>, Limits);
 
 struct MeanwhileLeaf;
 
@@ -234,7 +234,7 @@ impl LeafSource for Meanwhile {
         into.fill(0);
         Ok(())
     }
-    fn shared(&self) -> &LeafShared {
+    fn shared(&self) -> &Arc<LeafShared> {
         &self.0
     }
 }

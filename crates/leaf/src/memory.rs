@@ -31,7 +31,7 @@ pub struct MemorySource {
     name: String,
     sectors: Sectors,
     limits: Limits,
-    shared: LeafShared,
+    shared: Arc<LeafShared>,
     extents: Arc<Extents>,
 }
 
@@ -63,7 +63,7 @@ impl MemorySource {
             ..Limits::default()
         };
         let extents = Arc::new(Extents { shards: std::array::from_fn(|_| Lock::default()) });
-        Ok(MemorySource { name: name.to_owned(), sectors, limits, shared: LeafShared::default(), extents })
+        Ok(MemorySource { name: name.to_owned(), sectors, limits, shared: Arc::default(), extents })
     }
 
     pub(crate) fn limits_mut(&mut self) -> &mut Limits {
@@ -106,7 +106,7 @@ impl LeafSource for MemorySource {
         }
         Ok(())
     }
-    fn shared(&self) -> &LeafShared {
+    fn shared(&self) -> &Arc<LeafShared> {
         &self.shared
     }
     fn locks(&self) -> Vec<LockSnapshot> {

@@ -1,5 +1,7 @@
 //! A device that reads as zeros and forgets what is written: for measuring everything but a device.
 
+use std::sync::Arc;
+
 use blockwork_engine::{
     Allocation, AtOnce, Env, Errno, Leaf, LeafIo, LeafShared, LeafSource, Limits, Op, Sector, Sectors,
     Submitted,
@@ -14,7 +16,7 @@ pub struct NullSource {
     name: String,
     sectors: Sectors,
     limits: Limits,
-    shared: LeafShared,
+    shared: Arc<LeafShared>,
 }
 
 struct NullLeaf;
@@ -30,7 +32,7 @@ impl NullSource {
             hw_fixed: false,
             ..Limits::default()
         };
-        Ok(NullSource { name: name.to_owned(), sectors, limits, shared: LeafShared::default() })
+        Ok(NullSource { name: name.to_owned(), sectors, limits, shared: Arc::default() })
     }
 
     pub(crate) fn limits_mut(&mut self) -> &mut Limits {
@@ -55,7 +57,7 @@ impl LeafSource for NullSource {
         into.fill(0);
         Ok(())
     }
-    fn shared(&self) -> &LeafShared {
+    fn shared(&self) -> &Arc<LeafShared> {
         &self.shared
     }
 }

@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::io;
+use std::sync::Arc;
 
 use blockwork_engine::{
     Env, FileId, FileOp, FileOpKind, Flags, Leaf, LeafIo, LeafShared, LeafSource, Limits, Op, SECTOR,
@@ -21,7 +22,7 @@ pub struct SimSource {
     device: FileId,
     sectors: Sectors,
     limits: Limits,
-    shared: LeafShared,
+    shared: Arc<LeafShared>,
     lies: Lies,
     /// What the device held when this was made: a source may go to other threads, where its world cannot go.
     content: BTreeMap<u64, [u8; 512]>,
@@ -35,7 +36,7 @@ impl SimSource {
         lies: Lies,
         content: BTreeMap<u64, [u8; 512]>,
     ) -> SimSource {
-        SimSource { name, device, sectors, limits, shared: LeafShared::default(), lies, content }
+        SimSource { name, device, sectors, limits, shared: Arc::default(), lies, content }
     }
     /// Its settings, to alter them before any worker opens it.
     pub fn limits_mut(&mut self) -> &mut Limits {
@@ -83,7 +84,7 @@ impl LeafSource for SimSource {
         }
         Ok(())
     }
-    fn shared(&self) -> &LeafShared {
+    fn shared(&self) -> &Arc<LeafShared> {
         &self.shared
     }
 }

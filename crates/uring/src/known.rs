@@ -64,7 +64,8 @@ impl Known {
     /// Whether the kernel knows that memory; it is told of it now if it can be.
     #[inline]
     pub fn knows(&mut self, queues: &Queues, memory: &Segment) -> bool {
-        self.index(memory).is_some() || self.tell(queues, memory)
+        // Mostly it is a guest's, and none of our slabs.
+        memory.buffer().slab().is_some() && (self.index(memory).is_some() || self.tell(queues, memory))
     }
 
     fn tell(&mut self, queues: &Queues, memory: &Segment) -> bool {

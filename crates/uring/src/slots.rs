@@ -91,9 +91,12 @@ impl Slot {
     pub fn hold(&mut self, data: &[Segment]) {
         debug_assert!(self.segments.is_empty());
         debug_assert!(self.iovecs.is_empty());
-        self.segments.extend(data.iter().take(SEGMENTS_MAX).cloned());
-        if data.len() > 1 {
-            self.list();
+        match data {
+            [only] => self.segments.push(only.clone()),
+            _ => {
+                self.segments.extend(data.iter().take(SEGMENTS_MAX).cloned());
+                self.list();
+            }
         }
     }
 
@@ -145,7 +148,11 @@ impl Slots {
         slot.kind = Kind::Free;
         // 31 bits: so that no name is WAKE, CANCEL or one of a signal's.
         slot.generation = (slot.generation + 1) & 0x7fff_ffff;
-        slot.segments.clear();
+        // Mostly there is one.
+        drop(slot.segments.pop());
+        if !slot.segments.is_empty() {
+            slot.segments.clear();
+        }
         slot.iovecs.clear();
         slot.file = None;
         self.free.push(index);

@@ -31,20 +31,24 @@ impl Core {
         bio: &mut Bio,
         cookie: impl FnOnce() -> u64,
     ) -> bool {
-        // Who listens to events, or to writes, is told by the usual way.
-        let try_it = self.at_once[usize::from(volume.0)]
-            && bio.op.has_data()
-            && bio.nr > Sectors::ZERO
-            && !self.tracer.on()
-            && self.tap.is_none();
-        if try_it
-            && let Ok(node) = self.admit(volume, bio)
+        if let Ok(node) = self.admit(volume, bio)
             && !self.meets_claim(volume, bio)
         {
-            return self.run_admitted(volume, node, bio, || Owner::Port { port, cookie: cookie() });
+            // Who listens to events, or to writes, is told by the usual way.
+            let try_it = self.at_once[usize::from(volume.0)]
+                && bio.op.has_data()
+                && bio.nr > Sectors::ZERO
+                && !self.tracer.on()
+                && self.tap.is_none();
+            let owner = || Owner::Port { port, cookie: cookie() };
+            if try_it {
+                return self.run_admitted(volume, node, bio, owner);
+            }
+            self.submit_admitted(volume, node, owner(), bio);
+            return false;
         }
-        let Bio { op, flags, sector, nr, .. } = *bio;
         let (owner, data) = (Owner::Port { port, cookie: cookie() }, std::mem::take(&mut bio.data));
+        let Bio { op, flags, sector, nr, .. } = *bio;
         match sector.0.checked_mul(SECTOR) {
             Some(offset) => self.submit_bytes(volume, owner, op, flags, offset, nr.bytes(), data),
             None => self.submit(volume, owner, Bio { op, flags, sector, nr, data }), // beyond every volume
@@ -82,7 +86,7 @@ impl Core {
             self.ran += 1;
             return true;
         }
-        self.wait_after_all(volume, node, (span, std::mem::take(&mut bio.data)), owner(), notes, resolved);
+        self.wait_after_all(volume, node, (span, &mut bio.data), owner(), notes, resolved);
         false
     }
 
@@ -92,7 +96,7 @@ impl Core {
         &mut self,
         volume: VolumeId,
         node: NodeId,
-        (span, data): (Span, Segments),
+        (span, data): (Span, &mut Segments),
         owner: Owner,
         notes: Notes,
         resolved: Result<(), Defer>,

@@ -84,7 +84,7 @@ impl Bios {
         self.all.len() - self.free.len()
     }
 
-    /// One more, that begins now.
+    /// One more, that begins now. What there is in `data` is its memory from now on.
     #[inline]
     pub(super) fn add(
         &mut self,
@@ -92,18 +92,19 @@ impl Bios {
         root: Root,
         node: NodeId,
         span: Span,
-        data: Segments,
+        data: &mut Segments,
         now: Nanos,
     ) -> u32 {
         let Some(bio) = self.free.pop() else {
-            return self.add_place(owner, root, node, span, data, now);
+            return self.add_place(owner, root, node, span, std::mem::take(data), now);
         };
         let state = &mut self.all[bio as usize];
         debug_assert!(state.data.is_empty() && state.parts.get() == 0);
         state.owner = owner;
         state.root = root;
         (state.node, state.op, state.span) = (node, span.op, span);
-        state.data = data;
+        // What is free has none.
+        std::mem::swap(&mut state.data, data);
         (state.error, state.started, state.epoch) = (None, now, None);
         (state.cures, state.idle_rounds) = (0, 0);
         bio

@@ -82,7 +82,7 @@ impl Bios {
 }
 
 impl Bio {
-    fn span(&self) -> Span {
+    pub(super) fn span(&self) -> Span {
         Span { op: self.op, flags: self.flags, sector: self.sector, nr: self.nr, at: Sectors::ZERO }
     }
 }

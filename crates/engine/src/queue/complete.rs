@@ -51,9 +51,9 @@ impl LeafQueue {
         }
         let request = &mut self.requests[id];
         request.state_done();
-        self.throttle.ends(&self.source.shared().pressure, request);
+        self.throttle.ends(&self.shared.pressure, request);
         if self.limits.read_ahead > Sectors::ZERO && request.op.is_write() {
-            self.source.shared().change();
+            self.shared.change();
         }
         match outcome {
             // Interrupted before anything happened: the same once more.
@@ -104,9 +104,9 @@ impl LeafQueue {
         let took = cx.now.since(request.issued);
         cx.counters.latency(self.node, op, took);
         if op == Op::Read && is_large(request) {
-            self.source.shared().distance.saw(took, request.nr.bytes(), request.alone);
+            self.shared.distance.saw(took, request.nr.bytes(), request.alone);
         }
-        self.throttle.succeeded(&self.source.shared().pressure, cx.now, request);
+        self.throttle.succeeded(&self.shared.pressure, cx.now, request);
         self.trace_complete(cx, id, 0);
         match stage {
             Stage::Free => unreachable!("a free request is not in flight"),
@@ -145,12 +145,15 @@ impl LeafQueue {
                 false => self.fua_done(cx, watched, true, nr.bytes()),
             }
         }
-        let is_withheld = op == Op::Read && self.shared().is_in_doubt();
-        let bios = self.requests[id].parts.iter().map(|part| part.bio);
+        let is_withheld = op == Op::Read && self.shared.is_in_doubt();
+        let parts = &self.requests[id].parts[..];
+        let bios = parts.iter().map(|part| part.bio);
         if must_flush {
             bios.for_each(|bio| self.flushes.wait(bio));
         } else if is_withheld {
             bios.for_each(|bio| self.flushes.withhold(bio));
+        } else if let [only] = parts {
+            cx.completed.push((only.bio, Ok(())));
         } else {
             cx.completed.extend(bios.map(|bio| (bio, Ok(()))));
         }

@@ -108,7 +108,7 @@ impl LeafQueue {
             return;
         }
         if self.flushes.turn.is_none() && self.limits.write_cache {
-            self.flushes.turn = self.shared().flush_turns.try_take();
+            self.flushes.turn = self.shared.flush_turns.try_take();
             if self.flushes.turn.is_none() {
                 self.flushes.asked = true;
                 cx.flush_turns.push(self.id);
@@ -130,7 +130,7 @@ impl LeafQueue {
         let shared = self.flushes.running.len() as u64 - 1;
         cx.counters.add(self.node, Counter::FlushMerged, shared);
         let ticket = cx.tap.map_or(0, |tap| tap.flush_started(self.id));
-        if self.shared().has_failed() {
+        if self.shared.has_failed() {
             self.end_flush(cx, ticket, Err(Errno::EIO));
             return;
         }
@@ -162,7 +162,7 @@ impl LeafQueue {
     /// A flush has come to its end.
     pub(super) fn end_flush(&mut self, cx: &mut QueueContext<'_>, ticket: u64, result: Result<(), Errno>) {
         self.flushes.in_flight = false;
-        if result.is_ok() && self.shared().is_in_doubt() {
+        if result.is_ok() && self.shared.is_in_doubt() {
             // It may be that the flush of a FUA write has failed, and this one had nothing left to write.
             (self.flushes.turn, self.dirty) = (None, true);
             self.flushes.again();
@@ -170,7 +170,7 @@ impl LeafQueue {
             return;
         }
         // Where a loss was told to somebody else meanwhile, success proves nothing.
-        let result = result.and_then(|()| if self.shared().has_failed() { Err(Errno::EIO) } else { Ok(()) });
+        let result = result.and_then(|()| if self.shared.has_failed() { Err(Errno::EIO) } else { Ok(()) });
         match result {
             Ok(()) => {
                 if let Some(tap) = cx.tap {
@@ -179,7 +179,7 @@ impl LeafQueue {
             }
             Err(errno) => {
                 cx.counters.add(self.node, Counter::Errors, 1);
-                if self.source.tells_losses() && !self.shared().has_failed() {
+                if self.source.tells_losses() && !self.shared.has_failed() {
                     self.dirty = true;
                 } else {
                     self.lose(cx, errno);
@@ -203,10 +203,10 @@ impl LeafQueue {
 
     /// Reads that were withheld are answered, once it is known whether a flush has failed.
     fn answer_withheld(&mut self, cx: &mut QueueContext<'_>) {
-        if self.flushes.withheld.is_empty() || self.shared().is_in_doubt() {
+        if self.flushes.withheld.is_empty() || self.shared.is_in_doubt() {
             return;
         }
-        if self.shared().has_failed() {
+        if self.shared.has_failed() {
             self.tell_of_loss(cx);
         }
         cx.completed.extend(self.flushes.withheld.drain(..).map(|bio| (bio, Ok(()))));
@@ -222,7 +222,7 @@ impl LeafQueue {
     /// A flush has failed: that is told, and final.
     pub(super) fn lose(&mut self, cx: &mut QueueContext<'_>, errno: Errno) {
         self.tell_of_loss(cx);
-        if self.shared().fail() {
+        if self.shared.fail() {
             log::error!(
                 "{}: flush failed: {errno}. What was written since the last flush may be lost, so writes and \
                  flushes are refused from now on; reads go on. Check the disk, then serve it again.",
@@ -264,7 +264,7 @@ impl LeafQueue {
             return;
         }
         self.requests[id].doubt = Some(errno);
-        self.shared().doubt();
+        self.shared.doubt();
         // What has come back together with it may have been read behind the loss. (Of other leaves, it waits in vain.)
         let reads = cx.completed.extract_if(.., |(bio, result)| result.is_ok() && cx.bios.is_read(*bio));
         self.flushes.withheld.extend(reads.map(|(bio, _)| bio));
@@ -274,7 +274,7 @@ impl LeafQueue {
 
     /// It is known what has failed of a FUA write, and told if that was a flush.
     pub(super) fn settled(&mut self) {
-        self.shared().no_doubt();
+        self.shared.no_doubt();
         self.flushes.in_flight = false;
         self.flushes.turn = None;
     }

@@ -138,6 +138,8 @@ pub(crate) struct LeafQueue {
     id: LeafId,
     node: NodeId,
     source: Arc<dyn LeafSource>,
+    /// The source's: looked at for every request.
+    shared: Arc<LeafShared>,
     leaf: Box<dyn Leaf>,
     limits: Limits,
     plug: Vec<Plugged>,
@@ -182,6 +184,7 @@ impl LeafQueue {
             immediate: Immediate::new(&mut *leaf, &limits),
             leaf,
             throttle: Throttle::new(limits.wbt_lat, &source.shared().pressure),
+            shared: source.shared().clone(),
             source,
             bounces: Bounces::new(limits.linearize),
             durable: Durable::new(limits.fua),
@@ -218,7 +221,7 @@ impl LeafQueue {
     }
     /// How far away the device is (see `distance`).
     pub(crate) fn distance(&self) -> Option<Nanos> {
-        self.shared().distance.get()
+        self.shared.distance.get()
     }
     /// Whether writes have completed that no flush has covered.
     pub(crate) fn is_dirty(&self) -> bool {
@@ -226,7 +229,7 @@ impl LeafQueue {
     }
     /// Whether a flush of this leaf has failed, through whichever worker.
     pub(crate) fn has_failed(&self) -> bool {
-        self.shared().has_failed()
+        self.shared.has_failed()
     }
     pub(crate) fn is_idle(&self) -> bool {
         self.plug.is_empty()
@@ -247,13 +250,9 @@ impl LeafQueue {
         let mut newest = self.pending.iter().rev().chain(self.throttle.waiting().iter().rev());
         *newest.nth(back).expect("so many wait")
     }
-    fn shared(&self) -> &LeafShared {
-        self.source.shared()
-    }
-
     /// The wait for this queue's turn to flush.
     pub(crate) fn flush_turn(&self) -> Taking {
-        self.shared().flush_turns.take()
+        self.shared.flush_turns.take()
     }
 
     /// Puts an extent into the plug.
@@ -328,9 +327,11 @@ impl LeafQueue {
 
     fn admit_plain(&mut self, cx: &mut QueueContext<'_>, plugged: Plugged) {
         // Where large ones wait for the sake of small ones, these do not wait for room that those take up.
-        let passes = || is_small(plugged.span.nr) && self.throttle.is_on(&self.shared().pressure, cx.now);
+        let passes = || is_small(plugged.span.nr) && self.throttle.is_on(&self.shared.pressure, cx.now);
         if self.backlog.is_empty() || passes() {
-            self.cut(cx, plugged);
+            if !self.take_whole(cx, plugged) {
+                self.cut(cx, plugged);
+            }
         } else {
             self.backlog.push_back(plugged);
         }
@@ -340,7 +341,7 @@ impl LeafQueue {
     fn writable(&self, span: &Span) -> Result<(), Errno> {
         if self.limits.read_only {
             Err(Errno::EROFS)
-        } else if self.shared().has_failed() || span.end() > self.shared().end() {
+        } else if self.shared.has_failed() || span.end() > self.shared.end() {
             Err(Errno::EIO)
         } else {
             Ok(())
@@ -371,7 +372,7 @@ impl LeafQueue {
 
     /// The next request that the device may have.
     fn next(&mut self, cx: &mut QueueContext<'_>) -> Option<u32> {
-        let pressure = &self.source.shared().pressure;
+        let pressure = &self.shared.pressure;
         if let Some(first) = self.throttle.waiting().front()
             && self.throttle.admits(pressure, cx.now, &self.requests[*first])
         {
@@ -399,7 +400,7 @@ impl LeafQueue {
     }
 
     /// Issues one request.
-    fn submit(&mut self, cx: &mut QueueContext<'_>, id: u32) {
+    pub(super) fn submit(&mut self, cx: &mut QueueContext<'_>, id: u32) {
         if self.chooser.attends() {
             self.chooser.starts(cx.now, self.in_flight);
         }
@@ -415,9 +416,9 @@ impl LeafQueue {
         let flags = request.device_flags();
         request.issued = cx.now;
         request.state_issue();
-        self.throttle.starts(&self.source.shared().pressure, cx.now, request);
+        self.throttle.starts(&self.shared.pressure, cx.now, request);
         if changes && op.is_write() {
-            self.source.shared().change();
+            self.shared.change();
         }
         cx.counters.add(self.node, Counter::Out, 1);
         cx.counters.operation(self.node, op, nr.bytes());

@@ -132,17 +132,27 @@ impl ReadAhead {
     /// Whether `span` continues a stream for long enough; remembers it either way.
     fn is_stream(&mut self, span: Span) -> bool {
         self.clock += 1;
-        let position = |continues: fn(&Stream, Span) -> bool| {
-            self.streams.iter().position(|stream| stream.run > 0 && continues(stream, span))
+        let gap = |stream: &Stream| span.sector.0.wrapping_sub(stream.next.0);
+        let continues = |stream: &&Stream| gap(stream) <= span.nr.0 && stream.run > 0;
+        // The one that it continues without a gap, if there is one. Mostly there is none that it continues at all.
+        let found = if self.streams.iter().any(|stream| continues(&stream)) {
+            let near = |(_, stream): &(usize, &Stream)| continues(stream);
+            self.streams.iter().enumerate().filter(near).min_by_key(|(_, stream)| gap(stream) > 0)
+        } else {
+            None
         };
-        let found = position(|stream, span| stream.next == span.sector).or_else(|| {
-            position(|stream, span| stream.next < span.sector && span.sector <= stream.next + span.nr)
-        });
-        let oldest = || (0..STREAMS).min_by_key(|&i| self.streams[i].used).expect("there are streams");
-        let i = found.unwrap_or_else(oldest);
-        let run = if found.is_some() { self.streams[i].run.saturating_add(1) } else { 1 };
+        let (i, run) = match found {
+            Some((i, stream)) => (i, stream.run.saturating_add(1)),
+            None => (self.oldest_stream(), 1),
+        };
         self.streams[i] = Stream { next: span.end(), run, used: self.clock };
         run >= RUN
+    }
+
+    #[inline]
+    fn oldest_stream(&self) -> usize {
+        (1..STREAMS)
+            .fold(0, |oldest, i| if self.streams[i].used < self.streams[oldest].used { i } else { oldest })
     }
 
     fn slot_at(&self, sector: Sector, changes: u64, now: Nanos) -> Option<usize> {
@@ -202,7 +212,7 @@ impl LeafQueue {
 
     /// The slot that holds `sector`; one that is started now, if a stream wants it.
     fn slot_for(&mut self, cx: &mut QueueContext<'_>, sector: Sector, start: bool) -> Option<usize> {
-        let found = self.read_ahead.slot_at(sector, self.shared().changes(), cx.now);
+        let found = self.read_ahead.slot_at(sector, self.shared.changes(), cx.now);
         if found.is_some() || !start {
             return found;
         }
@@ -230,7 +240,7 @@ impl LeafQueue {
                 Behind::Later if known < window => Sectors::ZERO,
                 Behind::Later => window,
             };
-            let found = self.read_ahead.slot_at(at, self.shared().changes(), cx.now);
+            let found = self.read_ahead.slot_at(at, self.shared.changes(), cx.now);
             let start = || (nr > Sectors::ZERO).then(|| self.start_slot(cx, at, nr)).flatten();
             let Some(i) = found.or_else(start) else { break };
             let slot = self.read_ahead.slots[i].as_ref().expect("a slot that was found or started is there");
@@ -256,7 +266,7 @@ impl LeafQueue {
         let id = self.requests.take(stage, Op::Read, Flags::READ_AHEAD, sector, nr);
         self.requests[id].push_data(std::slice::from_ref(&memory));
         self.pending.push_back(id);
-        let (used, changes) = (self.read_ahead.clock, self.shared().changes());
+        let (used, changes) = (self.read_ahead.clock, self.shared.changes());
         let (waiters, filled) = (Vec::new(), None);
         let (reached, passed) = (false, false);
         self.read_ahead.slots[i] =
@@ -272,7 +282,7 @@ impl LeafQueue {
 
     /// Answers a read from a slot, now or when the slot is filled.
     fn serve(&mut self, cx: &mut QueueContext<'_>, i: usize, plugged: Plugged) {
-        let (node, clock, is_in_doubt) = (self.node, self.read_ahead.clock, self.shared().is_in_doubt());
+        let (node, clock, is_in_doubt) = (self.node, self.read_ahead.clock, self.shared.is_in_doubt());
         let slot = self.read_ahead.slots[i].as_mut().expect("a slot that serves is there");
         slot.used = clock;
         // The next one may lie behind a gap.
@@ -291,7 +301,7 @@ impl LeafQueue {
 
     /// The read of slot `i` has come to its end.
     pub(super) fn end_read_ahead(&mut self, cx: &mut QueueContext<'_>, i: u32, ok: bool) {
-        let (i, node, is_in_doubt) = (i as usize, self.node, self.shared().is_in_doubt());
+        let (i, node, is_in_doubt) = (i as usize, self.node, self.shared.is_in_doubt());
         let slot = self.read_ahead.slots[i].as_mut().expect("a slot stays while it is read");
         let waiters = std::mem::take(&mut slot.waiters);
         if ok {

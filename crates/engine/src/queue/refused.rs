@@ -127,7 +127,7 @@ impl LeafQueue {
             return;
         }
         let (op, _, sector, nr) = self.requests[id].what();
-        self.shared().complaints.of(op, refusal).say(now, |more| {
+        self.shared.complaints.of(op, refusal).say(now, |more| {
             log::error!(
                 "{}: {op:?} of {} bytes at byte {}: {refusal}. Whoever asked was told. {}{more}",
                 self.source.name(),

@@ -29,7 +29,7 @@ impl LeafQueue {
 
     fn ends_at(&self, end: Sectors) {
         let whole = self.source.sectors();
-        if end < whole && self.shared().ends_at(Sector(end.0)) {
+        if end < whole && self.shared.ends_at(Sector(end.0)) {
             log::error!(
                 "{}: it ends at byte {} now, and had {} bytes when it was opened. What was behind that is lost; reads there fail, and writes \
                  are refused, since they would make it grow and look whole. If it was resized on purpose, serve it again; \

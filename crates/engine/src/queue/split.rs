@@ -7,6 +7,7 @@
 
 use blockwork_memory::{Buffer, Segment, Segments, slice_segments};
 
+use super::merge::fits;
 use super::{LeafQueue, Part, Plugged, QueueContext, Stage, trace};
 use crate::bio::{Errno, Flags, Op};
 use crate::core::LeafFailure;
@@ -32,6 +33,36 @@ impl LeafQueue {
         if let Some(rest) = self.cut_some(cx, plugged) {
             self.backlog.push_front(rest);
         }
+    }
+
+    /// Makes a read or write a request of its own, if it needs no cutting and nothing is there that it could be merged with: the usual case
+    /// of random I/O, of one buffer a bio.
+    #[inline]
+    pub(super) fn take_whole(&mut self, cx: &mut QueueContext<'_>, Plugged { bio, span }: Plugged) -> bool {
+        if self.may_merge || !span.op.has_data() || !fits(&self.limits, span.op, span.sector, span.nr) {
+            return false;
+        }
+        let Some(only) = cx.bios.whole(bio, span.nr) else { return false };
+        let flags = request_flags(span.op, span.flags, &self.limits);
+        let part = Part { bio, op: span.op, at: span.at, nr: span.nr };
+        let id = self.make(Span { flags, ..span }, part);
+        self.requests[id].data.push(only.clone());
+        if self.may_go_now(cx, id) {
+            self.submit(cx, id);
+        } else {
+            self.insert(cx, id);
+        }
+        true
+    }
+
+    /// Whether a request that was just made need not wait in line: nobody does, the device may have more, and nobody looks who expects to see
+    /// all of a plug come before any of it goes.
+    #[inline]
+    fn may_go_now(&self, cx: &QueueContext<'_>, id: u32) -> bool {
+        self.waiting() == 0
+            && self.in_flight < self.limits.nr_requests
+            && !cx.tracer.on()
+            && self.throttle.admits(&self.shared.pressure, cx.now, &self.requests[id])
     }
 
     fn cut_some(&mut self, cx: &mut QueueContext<'_>, plugged: Plugged) -> Option<Plugged> {
@@ -125,17 +156,6 @@ impl LeafQueue {
     /// Makes a request of a piece that is within the limits, or adds it to one.
     fn add_piece(&mut self, cx: &mut QueueContext<'_>, bio: u32, piece: Span) {
         let part = Part { bio, op: piece.op, at: piece.at, nr: piece.nr };
-        if piece.op.has_data()
-            && !self.may_merge
-            && let Some(only) = cx.bios.whole(bio, piece.nr)
-        {
-            // The usual case of random I/O: one buffer a bio, and nothing that it could be merged with.
-            let flags = request_flags(piece.op, piece.flags, &self.limits);
-            let only = only.clone();
-            let id = self.insert(cx, Span { flags, ..piece }, part);
-            self.requests[id].data.push(only);
-            return;
-        }
         let mut data = Segments::new();
         let mut op = piece.op;
         if op.has_data() {
@@ -148,23 +168,29 @@ impl LeafQueue {
         if self.merge(cx, piece, part, &data) {
             return;
         }
-        let id = self.insert(cx, piece, part);
+        let id = self.make(piece, part);
         self.requests[id].take_data(data);
+        self.insert(cx, id);
     }
 
     /// A request of its own for a piece; it has no memory yet.
     #[inline]
-    fn insert(&mut self, cx: &mut QueueContext<'_>, piece: Span, part: Part) -> u32 {
+    fn make(&mut self, piece: Span, part: Part) -> u32 {
         let id = self.requests.take(Stage::Client, piece.op, piece.flags, piece.sector, piece.nr);
         self.requests[id].parts.push(part);
+        id
+    }
+
+    /// Has a new request wait for its turn, and for what is merged with it.
+    #[inline]
+    fn insert(&mut self, cx: &mut QueueContext<'_>, id: u32) {
         self.requests.newest = Some(id);
         self.pending.push_back(id);
         if cx.tracer.on() {
-            let what = (piece.op, piece.flags, piece.sector, piece.nr);
+            let what = self.requests[id].what();
             trace(cx, self.node, Action::GetRequest, what, Payload::None, Reason::None);
             trace(cx, self.node, Action::Insert, what, Payload::None, Reason::None);
         }
-        id
     }
 
     fn zero_data(&mut self, nr: Sectors, data: &mut Segments) {

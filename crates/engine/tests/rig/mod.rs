@@ -90,7 +90,7 @@ impl LeafSource for Source {
         into.copy_from_slice(&self.device.lock().unwrap().bytes[start..start + into.len()]);
         Ok(())
     }
-    fn shared(&self) -> &LeafShared {
+    fn shared(&self) -> &Arc<LeafShared> {
         &self.shared
     }
     fn tells_losses(&self) -> bool {

@@ -17,7 +17,7 @@ const QUIET: u32 = 5;
 pub struct SlowSource {
     bytes: u64,
     limits: Limits,
-    shared: LeafShared,
+    shared: Arc<LeafShared>,
     most: Arc<AtomicUsize>,
     first: Arc<OnceLock<usize>>,
     quiet: u32,
@@ -33,7 +33,7 @@ impl SlowSource {
         // As many requests at a time as anybody likes: what is under way then is what was begun.
         let limits = Limits { nr_requests: 1 << 16, ..Limits::default() };
         let (most, first) = (Arc::default(), Arc::default());
-        SlowSource { bytes, limits, shared: LeafShared::default(), most, first, quiet }
+        SlowSource { bytes, limits, shared: Arc::default(), most, first, quiet }
     }
 
     /// Most bytes that were under way at a time.
@@ -68,7 +68,7 @@ impl LeafSource for SlowSource {
         into.fill(0);
         Ok(())
     }
-    fn shared(&self) -> &LeafShared {
+    fn shared(&self) -> &Arc<LeafShared> {
         &self.shared
     }
 }
@@ -156,7 +156,7 @@ impl LeafSource for PuzzledSource {
     fn read_now(&self, offset: u64, into: &mut [u8]) -> std::io::Result<()> {
         self.disk.read_now(offset, into)
     }
-    fn shared(&self) -> &LeafShared {
+    fn shared(&self) -> &Arc<LeafShared> {
         self.disk.shared()
     }
 }
@@ -216,7 +216,7 @@ impl LeafSource for GatedSource {
     fn read_now(&self, offset: u64, into: &mut [u8]) -> std::io::Result<()> {
         self.disk.read_now(offset, into)
     }
-    fn shared(&self) -> &LeafShared {
+    fn shared(&self) -> &Arc<LeafShared> {
         self.disk.shared()
     }
 }

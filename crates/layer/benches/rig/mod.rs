@@ -56,12 +56,12 @@ pub struct RigLeaf {
     does: Does,
     sectors: Sectors,
     limits: Limits,
-    shared: LeafShared,
+    shared: Arc<LeafShared>,
 }
 
 impl RigLeaf {
     fn new(does: Does, sectors: Sectors, limits: Limits) -> RigLeaf {
-        RigLeaf { does, sectors, limits, shared: LeafShared::default() }
+        RigLeaf { does, sectors, limits, shared: Arc::default() }
     }
 
     /// One that completes at once, and touches no data.
@@ -98,7 +98,7 @@ impl LeafSource for RigLeaf {
         into.fill(0);
         Ok(())
     }
-    fn shared(&self) -> &LeafShared {
+    fn shared(&self) -> &Arc<LeafShared> {
         &self.shared
     }
 }

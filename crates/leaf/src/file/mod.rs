@@ -110,7 +110,7 @@ pub struct FileSource {
     is_local: bool,
     warnings: Vec<String>,
     told: Told,
-    shared: LeafShared,
+    shared: Arc<LeafShared>,
 }
 
 struct FileLeaf {
@@ -197,7 +197,7 @@ impl FileSource {
             zero_range,
             warnings,
             told: Told::new(options.direct, opened.direct.is_some(), opened.why_buffered),
-            shared: LeafShared::default(),
+            shared: Arc::default(),
         })
     }
 
@@ -286,7 +286,7 @@ impl LeafSource for FileSource {
     fn name(&self) -> &str {
         &self.name
     }
-    fn shared(&self) -> &LeafShared {
+    fn shared(&self) -> &Arc<LeafShared> {
         &self.shared
     }
     fn block_bytes(&self) -> u32 {

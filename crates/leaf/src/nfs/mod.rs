@@ -128,7 +128,7 @@ struct Shared {
     trust: Mutex<Trust>,
     sockets: Sockets,
     arena: Arc<Arena>,
-    leaf: LeafShared,
+    leaf: Arc<LeafShared>,
 }
 
 /// A file on an NFS server.
@@ -187,7 +187,7 @@ impl NfsSource {
             trust: Mutex::default(),
             sockets: Sockets::default(),
             arena,
-            leaf: LeafShared::default(),
+            leaf: Arc::default(),
         };
         let read_max = file.read_max;
         Ok(NfsSource { shared: Arc::new(shared), sectors, limits: limits(file), read_max, warnings })
@@ -243,7 +243,7 @@ impl LeafSource for NfsSource {
     fn tells_losses(&self) -> bool {
         true
     }
-    fn shared(&self) -> &LeafShared {
+    fn shared(&self) -> &Arc<LeafShared> {
         &self.shared.leaf
     }
     fn read_now(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
