@@ -29,6 +29,7 @@ mod serve_group_snapshots;
 mod serve_groups;
 mod serve_io;
 mod serve_limits;
+mod serve_loops;
 mod serve_md;
 mod serve_migratable;
 mod serve_nbd;

@@ -38,6 +38,14 @@ fn claimants_of(file: &OwnedFd) -> Vec<Claim> {
     fstat(file).map(|stat| claimants(major(stat.st_rdev), minor(stat.st_rdev))).unwrap_or_default()
 }
 
+/// What claims the device of these numbers (`7:0`) or its partitions, and how each of that is undone.
+pub(super) fn of_numbers(numbers: &str) -> (Vec<String>, Vec<String>) {
+    let numbers =
+        numbers.split_once(':').and_then(|(major, minor)| Some((major.parse().ok()?, minor.parse().ok()?)));
+    let found = numbers.map(|(major, minor)| claimants(major, minor)).unwrap_or_default();
+    found.into_iter().map(|claim| (claim.what, claim.release)).unzip()
+}
+
 struct Claim {
     /// What there is, such as `mounted at /srv`.
     what: String,
@@ -78,7 +86,14 @@ fn mounted_at(line: &str, id: &str) -> Option<String> {
     let mut fields = line.split(' ');
     let device = fields.nth(2)?;
     let at = fields.nth(1)?;
-    (device == id).then(|| at.replace("\\040", " "))
+    (device == id).then(|| unescaped(at))
+}
+
+/// A path as mountinfo writes it: blanks, backslashes and the like by their octal numbers.
+pub(super) fn unescaped(path: &str) -> String {
+    [("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")]
+        .iter()
+        .fold(path.to_owned(), |path, (octal, letter)| path.replace(octal, letter))
 }
 
 #[cfg(test)]

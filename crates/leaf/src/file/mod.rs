@@ -1,7 +1,7 @@
 //! A regular file or a block device as a disk.
 //!
 //! ```text
-//!   open: type and size ─▶ lock ─▶ O_DIRECT and its alignment (direct) ─▶ queue limits (queue) ─▶ what fallocate can (probe)
+//!   open: type and size ─▶ O_DIRECT and its alignment (direct) ─▶ loop devices over it (looped) ─▶ lock ─▶ queue limits (queue) ─▶ what fallocate can (probe)
 //! ```
 //!
 //! | operation | regular file | block device |
@@ -22,6 +22,7 @@
 mod claim;
 mod direct;
 mod lock;
+mod looped;
 mod probe;
 mod punch;
 mod queue;
@@ -158,6 +159,9 @@ impl FileSource {
         // claim and the lock are taken by the one that stays.
         let opened =
             direct::open_best(path, &name, options, is_device, sectors.bytes(), plain, &mut warnings)?;
+        if options.lock {
+            looped::check(&name, &stat, options.read_only, &mut warnings)?;
+        }
         let locked = options.lock && lock::take(&opened.file, &name, options.read_only, &mut warnings)?;
         let queue = queue::of(&stat, is_device, &opened.file);
         let mut limits = queue::limits(&queue, is_device, &opened);
