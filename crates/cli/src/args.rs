@@ -39,7 +39,8 @@ pub(crate) enum Verb {
         blockwork serve --disk sda.img sdb.img vg0/root --nbd unix:/tmp/root.sock\n  \
         blockwork serve --disk sda.img sdb.img vg0/root --vhost-user /run/root.sock\n  \
         blockwork serve --disk sda.img sdb.img vg0/root --xen 3/xvda\n  \
-        blockwork serve --table stripes.table --nbd 127.0.0.1:10809 --stats\n\n\
+        blockwork serve --table stripes.table --nbd 127.0.0.1:10809 --stats\n  \
+        blockwork serve --fork --pid-file disk.pid --disk disk.img --nbd unix:/tmp/disk.sock; kill $(cat disk.pid)\n\n\
         It prints `ready ADDRESS...` once every export accepts clients. SIGTERM, SIGINT (^C) and SIGHUP (unless \
         nohup has it ignored) answer what clients have asked for, flush the disks and end; a second SIGTERM or SIGINT ends at once. \
         SIGUSR1 prints statistics.")]
@@ -201,6 +202,16 @@ pub(crate) struct ServeArgs {
     /// Print the ready line and the statistics as JSON.
     #[arg(long)]
     pub(crate) json: bool,
+    /// Return when the server is ready, with exit code 0, and have it go on in the background. Where it cannot start, it says why, and its exit code is
+    /// this command's.
+    #[arg(long)]
+    pub(crate) fork: bool,
+    /// Add to FILE what the server says once it is ready: warnings, errors, statistics. Without it, that goes to standard error, and is not kept with --fork.
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub(crate) log_file: Option<PathBuf>,
+    /// Write the server's process number to FILE when it is ready; the file is removed at its end.
+    #[arg(long, alias = "pidfile", value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub(crate) pid_file: Option<PathBuf>,
 }
 
 /// Something that is had or not.

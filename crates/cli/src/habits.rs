@@ -15,7 +15,8 @@ type Habit = (&'static str, &'static [&'static str], &'static [&'static str]);
 
 const SERVE: &str =
     "`blockwork serve --disk DISK... VG/LV` finds a volume on its disks and serves it; nothing is activated";
-const STOP: &str = "SIGTERM ends a server: it answers, flushes, and takes its mounts and sockets with it";
+const STOP: &str = "SIGTERM ends a server (`kill $(cat FILE)` after `blockwork serve --pid-file FILE`): it answers, flushes, and takes its \
+    mounts and sockets with it";
 const LVM_ONLY: &str = "there is no command here for that: LVM does it, on disks that nobody serves";
 const SHOW_LV: &str =
     "`blockwork lv show --disk DISK...` shows volumes; without --disk, those of a running server";
@@ -214,8 +215,8 @@ const HABITS: &[Habit] = &[
     ("serve", &["-c", "--connect"], &["nbd-client makes /dev/nbd0 of what --nbd unix:PATH serves", AS_FILE]),
     (
         "serve",
-        &["-d", "--daemon", "--fork", "--background"],
-        &["it serves in the foreground: leave that to systemd, or to `&` of the shell"],
+        &["-d", "--daemon", "--daemonize", "--background"],
+        &["--fork returns when the server is ready, and has it go on in the background"],
     ),
     (
         "serve",

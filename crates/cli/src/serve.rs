@@ -1,7 +1,7 @@
 //! `blockwork serve`: assembles the volumes, starts the workers and exports, waits for a signal, and takes it all down
 //! in an order that loses nothing.
 //!
-//! Up: sandbox (and before it, what it would not allow) ─▶ disks, stacks ─▶ workers ─▶ NBD, FUSE, vhost-user, Xen ─▶ who looks after pools, merges and sizes ─▶ control socket ─▶ layers (arrays
+//! Up: log and pid file ─▶ sandbox (and before it, what it would not allow) ─▶ disks, stacks ─▶ workers ─▶ NBD, FUSE, vhost-user, Xen ─▶ who looks after pools, merges and sizes ─▶ control socket ─▶ layers (arrays
 //! take up what is due) ─▶ `ready`.
 //! Down: control socket ─▶ who looks after pools, merges and sizes ─▶ mounts ─▶ workers are asked to end (what waits for space in a pool waits no longer,
 //! what is under way is answered) ─▶ guests' rings ─▶ what [`Workers::stop`] does ─▶ statistics.
@@ -9,6 +9,7 @@
 mod arrays;
 mod autoextend;
 mod away;
+mod background;
 mod exports;
 mod families;
 mod groups;
@@ -18,6 +19,7 @@ mod merges;
 mod migratable;
 mod offers;
 mod patience;
+mod pid_file;
 mod sandbox;
 mod served;
 mod signals;
@@ -45,10 +47,10 @@ use signal_hook::consts::SIGUSR1;
 use signal_hook::iterator::Signals;
 
 use crate::args::{ServeArgs, Switch};
-use crate::out;
 use crate::usage::bail_usage;
 pub(crate) use arrays::{ServedArrays, arrays_of};
 use autoextend::Autoextender;
+use background::Launch;
 use exports::{ServedExports, ledgers};
 use groups::ServedGroups;
 use keeper::{NO_THREAD, OnPanic};
@@ -63,6 +65,9 @@ pub(crate) use workers::{Workers, WorkersConfig};
 const WORKERS_DEFAULT_MAX: usize = 8;
 
 pub(crate) fn run(args: &ServeArgs) -> Result<()> {
+    if args.fork && !background::is_server() {
+        return background::start();
+    }
     let mut signals = signals::heeded()?;
     let inherited = nbd::inherited(|name| std::env::var(name).ok())?;
     let guests = args.vhost_user.len() + args.xen.len();
@@ -80,6 +85,7 @@ pub(crate) fn run(args: &ServeArgs) -> Result<()> {
         _ => {}
     }
     sandbox::check(args)?;
+    let launch = Launch::prepare(args)?;
     let (disks, named) = disks_and_volumes(args);
     let mut listeners = inherited;
     if args.sandbox == Switch::On {
@@ -88,14 +94,14 @@ pub(crate) fn run(args: &ServeArgs) -> Result<()> {
     }
     let (news, hear) = mpsc::channel();
     if args.migratable {
-        return migratable::run(args, disks, named, &mut signals, news, hear);
+        return migratable::run(args, &launch, (disks, named), &mut signals, news, hear);
     }
     let mut assembly = assemble(args, &disks)?;
     let volumes = choose(&mut assembly, &named)?;
     let mut running = Running::start(args, assembly, volumes, news)?;
     let up = running.export(args, listeners).and_then(|()| {
         running.workers.open_layers();
-        announce(args, &running.addresses)
+        launch.is_ready(args, &running.addresses)
     });
     // A server that does not come up wholly may have been reached by clients already, and arrays have taken up what was due.
     let waited = up.and_then(|()| {
@@ -543,14 +549,6 @@ fn print_stats(stats: &Stats, json: bool) {
         format!("{}{rings}{decisions}{choices}{locks}", report::table(&snapshot))
     };
     let _ = io::stderr().write_all(text.as_bytes());
-}
-
-fn announce(args: &ServeArgs, addresses: &[String]) -> Result<()> {
-    if args.json {
-        out::print(&format!("{}\n", serde_json::json!({ "ready": addresses })))
-    } else {
-        out::print(&format!("{}\n", format!("ready {}", addresses.join(" ")).trim_end()))
-    }
 }
 
 #[cfg(test)]

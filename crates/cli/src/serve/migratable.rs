@@ -31,8 +31,9 @@ use blockwork_volume::{Assembly, Plan, VolumeError};
 use signal_hook::iterator::Signals;
 
 use super::away::AwayControl;
+use super::background::Launch;
 use super::signals::SecondSignal;
-use super::{News, Running, announce, assemble, check_count, choose, heed, plan};
+use super::{News, Running, assemble, check_count, choose, heed, plan};
 use crate::args::ServeArgs;
 use crate::usage::bail_usage;
 
@@ -46,8 +47,8 @@ const LOOKS: usize = 5;
 /// Serves until a signal asks for the end.
 pub(super) fn run(
     args: &ServeArgs,
-    disks: Vec<String>,
-    named: Vec<String>,
+    launch: &Launch,
+    (disks, named): (Vec<String>, Vec<String>),
     signals: &mut Signals,
     news: mpsc::Sender<News>,
     hear: mpsc::Receiver<News>,
@@ -69,7 +70,7 @@ pub(super) fn run(
     if !args.no_control {
         harbour.away = Some(harbour.control()?);
     }
-    announce(args, &addresses)?;
+    launch.is_ready(args, &addresses)?;
     heed(signals, Vec::new(), &news, |second| harbour.run(hear, second))
 }
 

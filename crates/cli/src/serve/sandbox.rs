@@ -210,6 +210,8 @@ impl Allowed {
         // How many logs there will be, and what they are called, follows from the disks.
         let logs = writes() | AccessFs::MakeReg | AccessFs::RemoveFile;
         args.log_writes.iter().for_each(|path| allowed.add(folder_of(path), logs));
+        // It is open by then, and removed at the end.
+        args.pid_file.iter().for_each(|path| allowed.add(folder_of(path), AccessFs::RemoveFile));
         if !args.no_control {
             let path = socket_path()
                 .map_err(|error| anyhow!("{error}, or serve without a control socket (--no-control)"))?;

@@ -50,7 +50,7 @@ fn an_option_that_is_another_one_here_is_answered_with_that() {
         ("md examine --scan a", "--json prints all"),
         ("scan --disk a", "disks stand by themselves"),
         ("serve -f qcow2 --disk a", "qemu-img convert"),
-        ("serve --fork --disk a", "in the foreground"),
+        ("serve --daemonize --disk a", "--fork returns when the server is ready"),
         ("serve --cache=none --disk a", "--disk DISK,cache=none"),
     ];
     let scratch = Scratch::new();

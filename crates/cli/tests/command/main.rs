@@ -22,6 +22,7 @@ mod scan;
 mod scan_stacks;
 mod serve_blocks;
 mod serve_descriptors;
+mod serve_fork;
 mod serve_fuse;
 mod serve_group_failures;
 mod serve_group_merges;
