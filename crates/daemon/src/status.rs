@@ -314,7 +314,6 @@ fn limits(limits: &Limits) -> LimitsStatus {
         Merges::Simple => 1,
         Merges::None => 2,
     };
-    let cache = if limits.write_cache { "write back" } else { "write through" };
     let all: [(&str, serde_json::Value); 23] = [
         ("logical_block_size", limits.logical_block_size.into()),
         ("physical_block_size", limits.physical_block_size.into()),
@@ -329,7 +328,7 @@ fn limits(limits: &Limits) -> LimitsStatus {
         ("discard_max_bytes", bytes(limits.max_discard).into()),
         ("write_zeroes_max_bytes", bytes(limits.max_write_zeroes).into()),
         ("dma_alignment", limits.dma_alignment.saturating_sub(1).into()),
-        ("write_cache", cache.into()),
+        ("write_cache", limits.write_cache_name().into()),
         ("fua", limits.fua.name().into()),
         ("rotational", u8::from(limits.rotational).into()),
         ("ro", u8::from(limits.read_only).into()),

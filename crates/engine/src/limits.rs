@@ -49,6 +49,8 @@ pub struct Limits {
     pub dma_alignment: u32,
     /// A completed write may be lost in a power cut until a flush (`write_cache`: write back).
     pub write_cache: bool,
+    /// What is written may be lost in a power cut whatever is flushed: flushes do nothing.
+    pub lossy: bool,
     /// Whatever alters the volume is to be durable when it completes, though nobody asked for that.
     pub sync: bool,
     /// The device can make a single write durable; where it cannot, `fua` is flush.
@@ -100,6 +102,7 @@ impl Default for Limits {
             max_write_zeroes: Sectors::MAX,
             dma_alignment: 1,
             write_cache: false,
+            lossy: false,
             sync: false,
             hw_fua: true,
             fua: Fua::Dsync,
@@ -174,6 +177,7 @@ impl Limits {
         self.max_write_zeroes = self.max_write_zeroes.min(below.max_write_zeroes);
         self.dma_alignment = self.dma_alignment.max(below.dma_alignment);
         self.write_cache |= below.write_cache;
+        self.lossy |= below.lossy;
         self.sync |= below.sync;
         self.hw_fua &= below.hw_fua;
         self.fua = self.fua.over(below.fua);
@@ -213,6 +217,11 @@ impl Limits {
         self.max_hw_discard = whole(self.max_hw_discard);
         self.max_discard = whole(self.max_discard);
         self.max_write_zeroes = whole(self.max_write_zeroes);
+    }
+
+    /// What sysfs calls `write_cache`: `write through` where all that is written is durable when it completes, as on a disk without a volatile cache.
+    pub fn write_cache_name(&self) -> &'static str {
+        if self.lossy || (self.write_cache && !self.sync) { "write back" } else { "write through" }
     }
 
     /// Whether discards do anything.

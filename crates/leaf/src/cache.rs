@@ -74,7 +74,10 @@ impl Cache {
             Cache::None | Cache::WriteBack => {}
             Cache::DirectSync | Cache::WriteThrough => limits.sync = true,
             // A queue does not flush what has no cache, and no write is durable otherwise.
-            Cache::Unsafe => (limits.write_cache, limits.hw_fua, limits.fua) = (false, false, Fua::Flush),
+            Cache::Unsafe => {
+                (limits.write_cache, limits.lossy, limits.hw_fua, limits.fua) =
+                    (false, true, false, Fua::Flush);
+            }
         }
     }
 }

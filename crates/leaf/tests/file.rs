@@ -304,12 +304,12 @@ fn cache_modes_are_those_of_qemu() {
     let _alone = lab::alone();
     let file = sparse(1 << 20);
     let path = file.path().display();
-    for (mode, is_direct, sync, flushes) in [
-        ("none", true, false, true),
-        ("writeback", false, false, true),
-        ("directsync", true, true, true),
-        ("writethrough", false, true, true),
-        ("unsafe", false, false, false),
+    for (mode, is_direct, sync, flushes, told) in [
+        ("none", true, false, true, "write back"),
+        ("writeback", false, false, true, "write back"),
+        ("directsync", true, true, true, "write through"),
+        ("writethrough", false, true, true, "write through"),
+        ("unsafe", false, false, false, "write back"),
     ] {
         let opened = open(&format!("{path},cache={mode}"), &OpenOptions::default()).unwrap();
         let limits = opened.source.limits();
@@ -318,6 +318,7 @@ fn cache_modes_are_those_of_qemu() {
             (is_direct, sync, flushes),
             "{mode}"
         );
+        assert_eq!(limits.write_cache_name(), told, "{mode}");
         assert!(opened.warnings.is_empty(), "{mode}: {:?}", opened.warnings);
     }
 }

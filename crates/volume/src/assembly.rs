@@ -50,6 +50,8 @@ pub struct Assembly {
     pub(crate) texts: Texts,
     /// Settings of layers that were for some device.
     pub(crate) settings_used: Vec<LayerSetting>,
+    /// One that was for a device which cannot have it, and why.
+    pub(crate) setting_unfit: Option<(LayerSetting, String)>,
     /// The thin pools of tables, by their devices' names.
     pub(crate) table_pools: BTreeMap<String, OpenPool>,
     /// Workers serve volumes of it: what these keep in memory is ahead of the disks, so that pools are not read behind their back.

@@ -191,6 +191,14 @@ pub fn parse_setting(what: &str) -> Result<Setting, VolumeError> {
 
 fn parse_layer_setting(layer: &str, key: &str, value: &str) -> Result<Setting, String> {
     let kind = LAYERS.into_iter().find(|kind| kind.name() == layer);
+    let is_disk = layer.strip_prefix("disk/").is_some_and(|name| !name.contains('/'));
+    let is_of_layers = LayerKey::ALL.iter().any(|known| known.name() == key) && !is_disk;
+    if kind.is_none() && layer.contains('/') && Limits::SETTINGS.contains(&key) && !is_of_layers {
+        return Err(format!(
+            "{key} is a setting of disks{}: of one, as an option of it (--disk DISK,{key}={value}); of all, --set {key}={value}",
+            if is_disk { "" } else { ", and of nothing above them" }
+        ));
+    }
     // A volume's name has a slash; which volumes there are is not known yet.
     if kind.is_none() && !layer.contains('/') {
         let kinds = LAYERS.map(NodeKind::name).join(", ");
@@ -223,6 +231,25 @@ mod tests {
 
     fn error(what: &str) -> String {
         parse_setting(what).expect_err(what).to_string()
+    }
+
+    #[test]
+    fn what_disks_have_is_refused_of_others_with_where_it_belongs() {
+        for (what, place) in [
+            ("disk/d.img:nr_requests=64", "--disk DISK,nr_requests=64)"),
+            ("disk/d.img:discard_max_bytes=0", "--set discard_max_bytes=0"),
+            ("vg0/root:nr_requests=64", "and of nothing above them"),
+            ("disk/d.img:foo=1", "has no setting \"foo\""),
+            ("disk/d.img:sync_speed_min=1", ""),
+            ("vg0/root:discard_max_bytes=0", ""),
+            ("disk/d.img/1:discard_max_bytes=0", ""),
+        ] {
+            let refused = parse_setting(what).map_err(|error| error.to_string()).err();
+            match place {
+                "" => assert_eq!(refused, None, "{what}"),
+                place => assert!(refused.as_ref().is_some_and(|said| said.contains(place)), "{refused:?}"),
+            }
+        }
     }
 
     #[test]

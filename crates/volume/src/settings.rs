@@ -117,7 +117,18 @@ impl Assembly {
         let mut found = Vec::new();
         for setting in self.plan.layer_settings().filter(|setting| setting.is_for(name, kind)) {
             if !setting.fits(kind) {
-                let what = format!("{name}, a device of the kind {}, has no such setting", kind.name());
+                let of_disks = match setting.key {
+                    LayerKey::DiscardMaxBytes => format!(
+                        "; what it lies on has: --set {0}={1} for all disks, --disk DISK,{0}={1} for one",
+                        setting.key.name(),
+                        setting.value
+                    ),
+                    _ => String::new(),
+                };
+                let what =
+                    format!("{name}, a device of the kind {}, has no such setting{of_disks}", kind.name());
+                // Who opens all that there is goes on without such a device.
+                self.setting_unfit = Some((setting.clone(), what.clone()));
                 return Err(setting.refuse(what));
             }
             found.push(setting.clone());
@@ -130,12 +141,15 @@ impl Assembly {
         Ok(found)
     }
 
-    /// Whether each setting of a layer was for some device: once those that are served have been chosen.
+    /// Whether each setting of a layer was for some device, and for none that cannot have it: once those that are served have been chosen.
     ///
     /// # Errors
     ///
     /// One was for none.
     pub fn check_settings(&self) -> Result<(), VolumeError> {
+        if let Some((setting, what)) = &self.setting_unfit {
+            return Err(setting.refuse(what.clone()));
+        }
         match self.plan.layer_settings().find(|setting| !self.settings_used.contains(setting)) {
             Some(unused) => {
                 let what = "no device of that kind or name is assembled; `blockwork scan` shows those that there are";

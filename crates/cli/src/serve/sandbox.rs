@@ -22,8 +22,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use anyhow::{Context, Result, anyhow, bail};
 use blockwork_daemon::socket_path;
 use blockwork_engine::reserved_ports;
-use blockwork_leaf::{Kind, Spec};
-use blockwork_volume::disks_of_table;
+use blockwork_leaf::{Kind, LeafError, Spec};
+use blockwork_volume::{VolumeError, disks_of_table};
 use landlock::{
     ABI, Access, AccessFs, AccessNet, BitFlags, CompatLevel, Compatible, LandlockStatus, NetPort,
     PathBeneath, PathFd, Ruleset, RulesetAttr, RulesetCreatedAttr, Scope, make_bitflags,
@@ -79,8 +79,15 @@ pub(super) fn is_in() -> bool {
 }
 
 /// What an error says, and what to do where the sandbox is the reason.
-pub(super) fn said(error: &(dyn Error + 'static)) -> String {
-    format!("{error}{}", remedy(error))
+pub(super) fn said(error: &VolumeError) -> String {
+    let (text, remedy) = (error.to_string(), remedy(error));
+    // What else is to be done about such an error would not help.
+    let of_disks = match error {
+        VolumeError::Leaf(LeafError::Io { remedy, .. }) => remedy.as_str(),
+        _ => "",
+    };
+    let text = if remedy.is_empty() { &text } else { text.strip_suffix(of_disks).unwrap_or(&text) };
+    format!("{text}{remedy}")
 }
 
 /// What to do about an error, if the sandbox is the reason for it.
@@ -343,7 +350,11 @@ mod tests {
 
     #[test]
     fn outside_of_a_sandbox_nothing_is_said_about_it() {
-        let denied = std::io::Error::from(ErrorKind::PermissionDenied);
-        assert_eq!(said(&denied), denied.to_string());
+        let source = std::io::Error::from(ErrorKind::PermissionDenied);
+        assert_eq!(remedy(&source), "");
+        let error =
+            LeafError::Io { name: "a.img".into(), what: "open", source, remedy: "; look at it".into() };
+        let error = VolumeError::from(error);
+        assert_eq!(said(&error), error.to_string());
     }
 }

@@ -32,6 +32,10 @@ fn a_volume_is_a_file_and_several_are_a_folder() {
     server.stop_for_stats();
     // What was not there before is not there afterwards.
     assert!(!fs::exists(&file).unwrap());
+    fs::write(&file, "").unwrap();
+    let said = run_refused(&mut scratch.blockwork(["serve", "--fuse", &file, "--disk", "a.img", "b.img"]));
+    assert!(said.contains("it is a file, which can be one volume, and there are 2"), "{said}");
+    assert!(said.contains("--fuse FOLDER"), "{said}");
     let folder = scratch.at("folder");
     fs::create_dir(&folder).unwrap();
     let _left = LeftMount(folder.clone().into());

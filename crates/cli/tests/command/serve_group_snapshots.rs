@@ -444,3 +444,18 @@ fn nothing_is_copied_to_the_store_of_a_snapshot_that_has_gone_with_its_origin() 
     assert!(lab.scratch.read("b") == then, "the disk of the store was written to after that");
     lab.expect_sound();
 }
+
+/// An origin and its snapshots have no queue of their own.
+#[test]
+fn a_setting_that_an_origin_cannot_have_is_refused_with_where_it_belongs() {
+    let lab = Lab::new(&[("a", 64), ("b", 64)]);
+    run(&mut lab.scratch.blockwork(["vg", "create", "vg", "a", "b"]));
+    lab.verb(&["lv", "create", "vg/x", "-L", "8M"]);
+    lab.verb(&["lv", "snapshot", "vg/x", "-L", "4M", "-n", "before"]);
+    for volume in ["vg/x", "vg/before"] {
+        let set = format!("{volume}:discard_max_bytes=65536");
+        let said = lab.scratch.misused(lab.args(&["--set", &set]));
+        assert!(said.contains(&format!("--set {set}: {volume}, a device of the kind snapshot")), "{said}");
+        assert!(said.contains("--disk DISK,discard_max_bytes=65536 for one"), "{said}");
+    }
+}

@@ -9,8 +9,8 @@ use std::time::Duration;
 use crate::support::fs::{Loop, print_of};
 use crate::support::nbd::{Raw, fio, load, nbdload, python};
 use crate::support::{
-    BLOCKWORK, Background, Lines, PIDFD_GETFD, Scratch, Server, Stats, output, run, run_refused, tool, until,
-    without_call,
+    BLOCKWORK, Background, Lines, PIDFD_GETFD, Scratch, Server, Stats, both, output, run, run_refused, tool,
+    until, without_call,
 };
 use rustix::process::Signal;
 use serde_json::Value;
@@ -558,4 +558,12 @@ fn wrong_usage_says_what_to_do() {
     scratch.write("refused", "a file that is no socket");
     let said = scratch.refused(["--disk", "disk.img"]);
     assert!(said.contains("refused: exists and is not a socket"), "{said}");
+}
+
+#[test]
+fn an_address_that_other_machines_reach_is_refused_with_what_allows_it() {
+    let scratch = Scratch::new();
+    let done = output(&mut scratch.blockwork(["serve", "--disk", "memory:1M", "--nbd", "0.0.0.0:0"]));
+    let said = both(&done);
+    assert!(said.contains("--tls-certificates FOLDER") && said.contains("--insecure"), "{said}");
 }

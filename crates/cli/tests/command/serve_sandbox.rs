@@ -140,6 +140,7 @@ fn an_array_is_recorded_and_gets_no_disk_but_those_that_are_allowed() {
     let said = run_refused(&mut scratch.blockwork(["md", "add", "md/d", "other.img"]));
     assert!(said.contains("other.img") && said.contains("the server is in its sandbox"), "{said}");
     assert!(said.contains("--sandbox-allow PATH"), "{said}");
+    assert!(!said.contains("ls -lL"), "its rights are not the reason: {said}");
     let said = run(&mut scratch.blockwork(["md", "add", "md/d", "spares/c.img"]));
     assert!(said.contains("c.img is a spare of md/d"), "{said}");
     // Likewise sockets.

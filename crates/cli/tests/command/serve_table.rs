@@ -329,6 +329,7 @@ fn a_setting_that_no_layer_takes_is_refused() {
         ("md:discard_max_bytes=4096", "no device of that kind or name is assembled"),
         ("vg/lv:discard_max_bytes=4096", "no device of that kind or name is assembled"),
         ("raid:discard_max_bytes=99999999999999999999", "expected a whole number"),
+        ("disk/d.img:nr_requests=64", "of one, as an option of it (--disk DISK,nr_requests=64)"),
     ] {
         let said = scratch.misused(["--table", &table, "--set", setting]);
         assert!(said.contains(&format!("--set {setting}: ")) && said.contains(what), "{said}");

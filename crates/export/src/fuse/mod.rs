@@ -82,6 +82,14 @@ pub enum FuseError {
     /// No volume for a file.
     #[error("{}: there is no volume that it could be; a folder shows those that come later, too", .0.display())]
     Empty(std::path::PathBuf),
+    /// More of them than a file has room for.
+    #[error(
+        "{}: it is a file, which can be one volume, and there are {}: name one of them, or give the path of a folder, or of nothing, for all \
+         (--fuse FOLDER)",
+        .0.display(),
+        .1
+    )]
+    Several(std::path::PathBuf, usize),
 }
 
 /// The server's end of a mount, on its way to the worker that will serve it.
@@ -146,6 +154,7 @@ pub fn mount(path: &Path, files: &Files, options: Options) -> Result<(Session, M
     let count = files.look(|all| all.count());
     let is_folder = match (look(path)?, count) {
         (Found::File | Found::Nothing, 0) => return Err(FuseError::Empty(path.to_owned())),
+        (Found::File, 2..) => return Err(FuseError::Several(path.to_owned(), count)),
         (Found::File | Found::Nothing, 1) => false,
         _ => true,
     };

@@ -103,8 +103,8 @@ pub enum ListenError {
     },
     /// Anyone could connect and write.
     #[error(
-        "{0}: other machines could read and write the volumes: use TLS (a certificates folder), listen on 127.0.0.1 or \
-         a unix socket, or say that this is meant (insecure)"
+        "{0}: other machines could read and write the volumes: demand TLS (--tls-certificates FOLDER), listen on 127.0.0.1 or \
+         a unix socket, or say that this is meant (--insecure)"
     )]
     Insecure(SocketAddr),
     /// Socket activation went wrong.

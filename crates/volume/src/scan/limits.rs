@@ -42,7 +42,7 @@ impl From<&Limits> for LimitsReport {
             discard_max_bytes: limits.max_discard.bytes(),
             write_zeroes_max_bytes: limits.max_write_zeroes.bytes(),
             dma_alignment: limits.dma_alignment,
-            write_cache: if limits.write_cache { "write back" } else { "write through" },
+            write_cache: limits.write_cache_name(),
             fua: limits.fua.name(),
             rotational: limits.rotational,
             read_only: limits.read_only,
