@@ -108,7 +108,7 @@ impl Away {
     }
 }
 
-/// The disks that a server has open. Some may come while it runs.
+/// The disks that a server has open. Some may come and go while it runs.
 #[derive(Clone, Default)]
 pub struct Disks(Arc<Mutex<Vec<Disk>>>);
 
@@ -122,6 +122,11 @@ impl Disks {
             limits: limits(source.limits()),
         };
         self.all().push(Disk { status, source });
+    }
+
+    /// Takes one out.
+    pub fn remove(&self, source: &Arc<dyn LeafSource>) {
+        self.all().retain(|disk| !Arc::ptr_eq(&disk.source, source));
     }
 
     fn all(&self) -> MutexGuard<'_, Vec<Disk>> {

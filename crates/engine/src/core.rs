@@ -168,11 +168,19 @@ impl Core {
         }
     }
 
-    /// One more leaf.
-    pub(crate) fn add_leaf(&mut self, leaf: LeafId, node: NodeId, source: Arc<dyn LeafSource>) {
-        assert_eq!(usize::from(leaf.0), self.queues.len(), "leaves are added in the order of their numbers");
-        self.leaf_of[usize::from(node.0)] = Some(leaf);
-        self.queues.push(LeafQueue::new(leaf, node, source));
+    /// One more leaf, or another source for one. See [`Worker::set_leaf`](crate::Worker::set_leaf).
+    pub(crate) fn set_leaf(&mut self, leaf: LeafId, node: NodeId, source: Arc<dyn LeafSource>) -> bool {
+        let count = self.queues.len();
+        match self.queues.get_mut(usize::from(leaf.0)) {
+            Some(queue) if queue.is_idle() => *queue = LeafQueue::new(leaf, node, source),
+            Some(_) => return false,
+            None => {
+                assert_eq!(usize::from(leaf.0), count, "leaves are added in the order of their numbers");
+                self.leaf_of[usize::from(node.0)] = Some(leaf);
+                self.queues.push(LeafQueue::new(leaf, node, source));
+            }
+        }
+        true
     }
 
     /// One more volume, or another one in the place of one.

@@ -401,15 +401,16 @@ impl<E: Env> Worker<E> {
         self.core.executor.spawn(task);
     }
 
-    /// One more leaf, which no volume reaches yet. All workers of a server get the same leaves in the same order, before
-    /// anything resolves to them; so does the worker that closes the layers at the end, in its configuration. The counters
-    /// must have room for its node: [`Stats::add`](crate::Stats::add).
+    /// One more leaf, which no volume reaches yet; or another source for one that none reaches any more: then it is not before all that is
+    /// under way there has ended, such as reading ahead, and false says that this has not happened yet. All workers of a server get
+    /// the same leaves in the same order, before anything resolves to them; so does the worker that closes the layers at the end, in its
+    /// configuration. The counters must have room for its node: [`Stats::add`](crate::Stats::add).
     ///
     /// # Panics
     ///
-    /// `leaf` is not the number that comes next.
-    pub fn add_leaf(&mut self, leaf: LeafId, node: NodeId, source: Arc<dyn LeafSource>) {
-        self.core.add_leaf(leaf, node, source);
+    /// `leaf` is neither a leaf's number nor the one that comes next.
+    pub fn set_leaf(&mut self, leaf: LeafId, node: NodeId, source: Arc<dyn LeafSource>) -> bool {
+        self.core.set_leaf(leaf, node, source)
     }
 
     /// One more volume, or another one in the place of one: what is resolved from now on goes by that. Bios that were resolved before go

@@ -124,7 +124,7 @@ fn a_leaf_that_is_added_is_read_like_the_others() {
         sectors: Sectors(rig::SECTORS),
         shared: Arc::new(LeafShared::default()),
     };
-    rig.worker.add_leaf(LeafId(1), NodeId(1), Arc::new(source));
+    assert!(rig.worker.set_leaf(LeafId(1), NodeId(1), Arc::new(source)));
     let layer: Arc<dyn Layer> =
         Arc::new(LeafLayer::new(LeafId(1), NodeId(1), Sectors(rig::SECTORS), limits()));
     let (read, told) = (rig.read(0, 1), Arc::new(Mutex::new(None)));
@@ -140,6 +140,28 @@ fn a_leaf_that_is_added_is_read_like_the_others() {
     rig.worker.run().unwrap();
     assert_eq!(*told.lock().unwrap(), Some((Ok(()), 7)));
     assert_eq!((rig.stats.get(NodeId(0), Counter::Reads), rig.stats.get(NodeId(1), Counter::Reads)), (0, 1));
+}
+
+#[test]
+fn a_leaf_gets_another_source_when_nothing_is_under_way_there() {
+    let mut rig = Rig::new(limits());
+    let other = Rig::new(limits());
+    other.device.lock().unwrap().bytes[..512].fill(7);
+    rig.hold();
+    let read = rig.read(0, 1);
+    rig.batch([read]);
+    let held = rig.next_held();
+    assert!(!rig.worker.set_leaf(LeafId(0), NodeId(0), other.source.clone()), "a request is under way");
+    rig.complete(held, Ok(()));
+    assert_eq!(rig.data_of(0), [0; 512], "it was the first source's");
+    let readers = Arc::strong_count(&rig.device);
+    assert!(rig.worker.set_leaf(LeafId(0), NodeId(0), other.source.clone()));
+    assert!(Arc::strong_count(&rig.device) < readers, "the worker has nothing of it any more");
+    rig.batch([rig.read(0, 1)]);
+    assert_eq!(rig.client.borrow().done.len(), 2);
+    let mut bytes = [0; 512];
+    rig.client.borrow().done[1].data[0].read_at(0, &mut bytes);
+    assert_eq!(bytes, [7; 512]);
 }
 
 #[test]

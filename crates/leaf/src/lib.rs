@@ -13,6 +13,7 @@
 
 mod aligned;
 mod cache;
+mod closed;
 mod decisions;
 mod error;
 mod file;
@@ -24,6 +25,7 @@ mod size;
 mod spec;
 
 pub use cache::Cache;
+pub use closed::ClosedSource;
 pub use error::LeafError;
 pub use file::{Direct, FileOptions, FileSource};
 pub use memory::MemorySource;

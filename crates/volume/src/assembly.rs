@@ -45,7 +45,9 @@ pub struct Assembly {
     pub(crate) loose_members: Vec<DeviceId>,
     /// Physical volumes that are in no group yet.
     pub(crate) loose_pvs: Vec<DeviceId>,
-    leaves: Vec<(NodeId, Arc<dyn LeafSource>)>,
+    pub(crate) leaves: Vec<(NodeId, Arc<dyn LeafSource>)>,
+    /// Disks that were closed while volumes are served, and the leaves that they had.
+    pub(crate) closed: BTreeMap<DeviceId, LeafId>,
     by_spec: HashMap<String, DeviceId>,
     pub(crate) texts: Texts,
     /// Settings of layers that were for some device.
@@ -140,16 +142,9 @@ impl Assembly {
         self.graph.nodes.take_renewed()
     }
 
-    /// How many leaves there are.
-    pub(crate) fn leaf_count(&self) -> usize {
-        self.leaves.len()
-    }
-
-    /// The leaf that was opened last.
-    pub(crate) fn newest_leaf(&self) -> Option<(LeafId, NodeId, Arc<dyn LeafSource>)> {
-        let (node, source) = self.leaves.last()?;
-        let number = u16::try_from(self.leaves.len() - 1).expect("LEAVES_MAX is below 65536");
-        Some((LeafId(number), *node, source.clone()))
+    /// The number of the leaf that has this node.
+    pub(crate) fn leaf_of(&self, node: NodeId) -> LeafId {
+        number_of(&self.leaves, node)
     }
 
     /// Counters for all nodes.
@@ -187,7 +182,7 @@ impl Assembly {
         let node = self.graph.nodes.add(source.name(), NodeKind::Leaf, MAJOR_DISK)?;
         self.leaves.push((node, source.clone()));
         let layer = LeafLayer::new(leaf, node, source.sectors(), source.limits().clone());
-        let by_itself = source.limits().read_only && !self.plan.read_only;
+        let read_only = self.opened_read_only(&*source);
         let disk = self.graph.add(NewDevice {
             name,
             sectors: source.sectors(),
@@ -195,11 +190,17 @@ impl Assembly {
             below: Arc::default(),
             stack: Stack::Ready(Arc::new(layer)),
             is_offered: false,
-            read_only: by_itself.then(|| "it was opened read-only".to_owned()),
+            read_only,
         });
         self.graph.devices[disk.0].warnings = warnings;
         self.by_spec.insert(spec.to_owned(), disk);
         Ok(disk)
+    }
+
+    /// Why a disk must not be written, where that is so by its own options.
+    pub(crate) fn opened_read_only(&self, source: &dyn LeafSource) -> Option<String> {
+        let by_itself = source.limits().read_only && !self.plan.read_only;
+        by_itself.then(|| "it was opened read-only".to_owned())
     }
 
     /// Disks that are offered as such, belong to nothing else, and have grown since they were looked at: their names. Partitions in them have
@@ -214,8 +215,7 @@ impl Assembly {
             if sectors <= device.sectors {
                 continue;
             }
-            let leaf = self.leaves.iter().position(|(known, _)| *known == node).expect("a disk is a leaf");
-            let leaf = LeafId(u16::try_from(leaf).expect("LEAVES_MAX is below 65536"));
+            let leaf = number_of(&self.leaves, node);
             let layer = LeafLayer::new(leaf, node, sectors, source.limits().clone());
             (device.sectors, device.stack) = (sectors, Stack::Ready(Arc::new(layer)));
             grown.push(device.name.clone());
@@ -336,6 +336,11 @@ impl Assembly {
         self.counters = Some(counters);
         read
     }
+}
+
+fn number_of(leaves: &[(NodeId, Arc<dyn LeafSource>)], node: NodeId) -> LeafId {
+    let leaf = leaves.iter().position(|(known, _)| *known == node).expect("a disk is a leaf");
+    LeafId(u16::try_from(leaf).expect("LEAVES_MAX is below 65536"))
 }
 
 /// A table's text; not much more of it than a table may have, so that the parser can refuse it and memory is bounded.

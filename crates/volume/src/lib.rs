@@ -17,6 +17,7 @@ mod error;
 mod firmware;
 mod graph;
 mod held;
+mod leaving;
 pub mod lvm;
 pub mod md;
 mod newcomer;
@@ -37,6 +38,7 @@ pub use assembly::{Assembly, DEPTH_MAX};
 pub use error::VolumeError;
 pub use firmware::Firmware;
 pub use graph::{ArrayId, Content, Device, DeviceId, DeviceKind, Graph, GroupId};
+pub use leaving::Leaving;
 pub use newcomer::{Attached, NEWCOMER_NODES_MAX, Newcomer, Purpose};
 pub use plan::{LayerKey, LayerSetting, LeafOption, Plan, Setting, parse_setting};
 pub use scan::{

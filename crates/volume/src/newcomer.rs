@@ -9,11 +9,11 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 use std::sync::Arc;
 
-use blockwork_engine::{Layer, LeafId, LeafSource, NodeId};
+use blockwork_engine::{Layer, LeafId, LeafSource, NodeId, Sectors};
 use blockwork_format::md::{Superblock, Uuid};
 use blockwork_format::partition::Partition;
 use blockwork_format::{Source, escape};
-use blockwork_leaf::{Kind, Opened, Spec};
+use blockwork_leaf::{Kind, Spec};
 
 use crate::assembly::Assembly;
 use crate::error::VolumeError;
@@ -36,7 +36,9 @@ pub struct Purpose<'a> {
     pub array: Uuid,
     /// Volumes that are served.
     pub served: &'a [&'a str],
-    /// Devices that arrays have: some may have come after those were assembled.
+    /// Arrays whose devices are known: what was found on disks says nothing of them any more.
+    pub arrays: &'a [Uuid],
+    /// The devices that these have: some may have come and gone after they were assembled.
     pub attached: &'a [Attached],
     /// It may hold something else, which will be lost.
     pub force: bool,
@@ -59,7 +61,7 @@ pub struct Newcomer {
     pub layer: Arc<dyn Layer>,
     /// Its superblock of the array that it is brought in for, if it has one.
     pub superblock: Option<Box<Superblock>>,
-    /// The leaf that is new with it, if there is one, for the workers.
+    /// The leaf that was opened for it, if one was, for the workers: a new one, or one that had been closed.
     pub leaf: Option<(LeafId, NodeId, Arc<dyn LeafSource>)>,
     /// What people should know.
     pub warnings: Vec<String>,
@@ -73,8 +75,8 @@ impl Assembly {
     ///
     /// It cannot be opened, is too many, in use, read-only, or holds something else.
     pub fn bring_in(&mut self, device: &str, purpose: &Purpose<'_>) -> Result<Newcomer, VolumeError> {
-        let leaves = self.leaf_count();
-        let id = match self.open_already(device) {
+        let already = self.known(device).filter(|id| self.is_open(*id));
+        let id = match already {
             Some(id) => id,
             None => self.open_newcomer(device, purpose)?,
         };
@@ -84,7 +86,7 @@ impl Assembly {
         let found = self.look_again(id, &*layer);
         let title = self.graph.device(id).title().to_owned();
         let superblock = belongs(&title, found, purpose)?;
-        let leaf = self.newest_leaf().filter(|_| self.leaf_count() > leaves);
+        let leaf = already.is_none().then(|| self.leaf_below(id)).flatten();
         Ok(Newcomer {
             name: escape(&title),
             layer,
@@ -94,13 +96,13 @@ impl Assembly {
         })
     }
 
-    /// Whether [`Assembly::bring_in`] has nothing to open for this device.
-    pub fn has_open(&self, device: &str) -> bool {
-        self.open_already(device).is_some()
+    /// Whether [`Assembly::bring_in`] needs no new leaf or node for this device.
+    pub fn knows(&self, device: &str) -> bool {
+        self.known(device).is_some()
     }
 
-    /// The device of that name, or on that disk, where the disk is open.
-    fn open_already(&self, device: &str) -> Option<DeviceId> {
+    /// The device of that name, or on that disk, where the disk is open or was.
+    fn known(&self, device: &str) -> Option<DeviceId> {
         if let Some(id) = self.graph.find(device) {
             return Some(id);
         }
@@ -108,14 +110,10 @@ impl Assembly {
             return Some(disk);
         }
         let (disk, number) = partition_of(device)?;
-        let disk = self.disk_at(disk)?;
-        self.graph.iter().find_map(|(id, it)| {
-            let is_it = matches!(&it.kind, DeviceKind::Partition(own) if own.number == number);
-            (is_it && *it.below == [disk]).then_some(id)
-        })
+        self.partition_on(self.disk_at(disk)?, number)
     }
 
-    /// The open disk that is the same file, or the same block device, as what `spec` names.
+    /// The disk that is the same file, or the same block device, as what `spec` names.
     fn disk_at(&self, spec: &str) -> Option<DeviceId> {
         let wanted = identity(spec)?;
         self.graph.iter().find_map(|(id, device)| match &device.kind {
@@ -126,49 +124,71 @@ impl Assembly {
 
     /// Opens a disk, looks at it, and keeps it only if what is wanted of it is there and may be had.
     fn open_newcomer(&mut self, device: &str, purpose: &Purpose<'_>) -> Result<DeviceId, VolumeError> {
-        let (spec, number) = match partition_of(device).filter(|_| identity(device).is_none()) {
-            Some((disk, _)) if self.disk_at(disk).is_some() => {
-                return Err(refused(device, "the disk has no such partition".into()));
-            }
-            Some((disk, number)) => (disk, Some(number)),
-            None => (device, None),
-        };
-        let opened = blockwork_leaf::open(spec, &self.plan.open_options())?;
+        let ToOpen { spec, number, closed } = self.to_open(device)?;
+        if let Some(disk) = closed {
+            self.check_free(self.known(device).unwrap_or(disk), purpose)?;
+        }
+        let opened = blockwork_leaf::open(&spec, &self.plan.open_options())?;
+        let whole = opened.source.sectors();
         if opened.source.limits().read_only {
             return Err(refused(device, READ_ONLY.into()));
         }
-        let Some(number) = number else {
-            let found = self.look_at_leaf(&*opened.source, 0, opened.source.sectors().bytes(), true);
-            belongs(device, found, purpose)?;
-            return self.keep(spec, opened);
+        let found = self.look_at_leaf(&*opened.source, 0, whole.bytes(), true);
+        let table = match &found.content {
+            Content::Partitions(table) => Some(table.partitions.clone()),
+            _ => None,
         };
-        let partition = self.find_partition(&opened, device, number)?;
-        let (start, bytes) = (partition.start_sector * 512, partition.sectors * 512);
-        belongs(device, self.look_at_leaf(&*opened.source, start, bytes, false), purpose)?;
-        let disk = self.keep(spec, opened)?;
+        let wanted = match number {
+            Some(number) => {
+                let partition = partition_in(table.as_deref(), whole, device, number)?;
+                let (start, bytes) = (partition.start_sector * 512, partition.sectors * 512);
+                belongs(device, self.look_at_leaf(&*opened.source, start, bytes, false), purpose)?;
+                Some(partition)
+            }
+            None => {
+                belongs(device, found, purpose)?;
+                None
+            }
+        };
+        let disk = match closed {
+            Some(disk) => self.open_again(disk, opened, &table.unwrap_or_default()),
+            None => self.keep(&spec, opened)?,
+        };
+        let Some(partition) = wanted else { return Ok(disk) };
+        if let Some(known) = self.partition_on(disk, partition.number) {
+            return Ok(known);
+        }
         let below = self.layer(disk).map_err(|what| refused(device, what))?;
         self.keep_partition(disk, &below, partition).map_err(|what| refused(device, what))
     }
 
-    fn find_partition(
-        &mut self,
-        opened: &Opened,
-        device: &str,
-        number: u32,
-    ) -> Result<Partition, VolumeError> {
-        let whole = opened.source.sectors();
-        let found = self.look_at_leaf(&*opened.source, 0, whole.bytes(), true);
-        let Content::Partitions(table) = found.content else {
-            return Err(refused(device, "the disk has no partition table that can be read".into()));
+    /// What is to be opened for a device: a disk that is new, or one that was closed.
+    fn to_open(&self, device: &str) -> Result<ToOpen, VolumeError> {
+        let again = |disk: DeviceId, number| ToOpen {
+            spec: self.graph.device(disk).title().to_owned(),
+            number,
+            closed: Some(disk),
         };
-        let numbers: Vec<_> = table.partitions.iter().map(|it| it.number.to_string()).collect();
-        let found = table.partitions.into_iter().find(|it| it.number == number);
-        let found = found.ok_or_else(|| {
-            refused(device, format!("no partition has that number; there are: {}", numbers.join(", ")))
-        })?;
-        let end = found.start_sector.checked_add(found.sectors).filter(|end| *end <= whole.0);
-        end.ok_or_else(|| refused(device, format!("it does not lie within the disk's {whole} sectors")))?;
-        Ok(found)
+        if let Some(id) = self.known(device) {
+            return Ok(match &self.graph.device(id).kind {
+                DeviceKind::Partition(own) => again(self.graph.device(id).below[0], Some(own.number)),
+                _ => again(id, None),
+            });
+        }
+        let (disk, number) = match partition_of(device).filter(|_| identity(device).is_none()) {
+            Some((disk, number)) => (disk, Some(number)),
+            None => (device, None),
+        };
+        match self.disk_at(disk) {
+            Some(known) if !self.is_open(known) => Ok(again(known, number)),
+            Some(_) => Err(refused(device, "the disk has no such partition".into())),
+            None => Ok(ToOpen { spec: disk.to_owned(), number, closed: None }),
+        }
+    }
+
+    /// The device of a disk's partition.
+    pub(crate) fn partition_on(&self, disk: DeviceId, number: u32) -> Option<DeviceId> {
+        self.partitions_of_disk(disk).find(|(_, own)| own.number == number).map(|(id, _)| id)
     }
 
     fn look_at_leaf(&mut self, source: &dyn LeafSource, start: u64, bytes: u64, partitions: bool) -> Found {
@@ -188,10 +208,10 @@ impl Assembly {
     fn check_free(&self, id: DeviceId, purpose: &Purpose<'_>) -> Result<(), VolumeError> {
         let device = self.graph.device(id);
         let refuse = |what: String| Err(refused(device.title(), what));
-        if let Some(why) = &device.read_only {
+        if let Some(why) = device.read_only.as_ref().filter(|_| self.is_open(id)) {
             return refuse(format!("{READ_ONLY} ({why})"));
         }
-        let around = self.around(id, purpose.array);
+        let around = self.around(id, purpose);
         for name in purpose.served {
             if self.graph.find(name).is_some_and(|served| around.contains(&served)) {
                 return refuse(format!(
@@ -222,18 +242,18 @@ impl Assembly {
         }
     }
 
-    /// The device, all it stands upon, and all that stands upon it but for the array and what that carries.
-    fn around(&self, id: DeviceId, array: Uuid) -> Vec<DeviceId> {
+    /// The device, all it stands upon, and all that stands upon it but for arrays whose devices are known and what they carry.
+    pub(crate) fn around(&self, id: DeviceId, purpose: &Purpose<'_>) -> Vec<DeviceId> {
         let above = self.graph.above();
-        let is_the_array = |id: DeviceId| match self.graph.device(id).kind {
-            DeviceKind::Array(other) => self.graph.arrays[other.0].truth.uuid() == array,
+        let is_known = |id: DeviceId| match self.graph.device(id).kind {
+            DeviceKind::Array(array) => purpose.arrays.contains(&self.graph.arrays[array.0].truth.uuid()),
             _ => false,
         };
         let mut found = vec![id];
         let mut is_found = HashSet::from([id]);
         let mut next = 0;
         while let Some(at) = found.get(next).copied() {
-            found.extend(above.of(at).filter(|up| !is_the_array(*up) && is_found.insert(*up)));
+            found.extend(above.of(at).filter(|up| !is_known(*up) && is_found.insert(*up)));
             next += 1;
         }
         // A partition's disk is written with it.
@@ -242,6 +262,15 @@ impl Assembly {
         }
         found
     }
+}
+
+/// What is opened for a newcomer.
+struct ToOpen {
+    spec: String,
+    /// Of the partition that is wanted, if one is.
+    number: Option<u32>,
+    /// The disk, if it was open before.
+    closed: Option<DeviceId>,
 }
 
 /// What a device holds.
@@ -269,7 +298,27 @@ fn belongs(title: &str, found: Found, purpose: &Purpose<'_>) -> Result<Option<Bo
     }
 }
 
-fn refused(device: &str, what: String) -> VolumeError {
+/// The partition of that number, of a disk of so many sectors.
+fn partition_in(
+    table: Option<&[Partition]>,
+    whole: Sectors,
+    device: &str,
+    number: u32,
+) -> Result<Partition, VolumeError> {
+    let Some(table) = table else {
+        return Err(refused(device, "the disk has no partition table that can be read".into()));
+    };
+    let Some(found) = table.iter().find(|it| it.number == number) else {
+        let numbers: Vec<_> = table.iter().map(|it| it.number.to_string()).collect();
+        let there_are = numbers.join(", ");
+        return Err(refused(device, format!("no partition has that number; there are: {there_are}")));
+    };
+    let end = found.start_sector.checked_add(found.sectors).filter(|end| *end <= whole.0);
+    end.ok_or_else(|| refused(device, format!("it does not lie within the disk's {whole} sectors")))?;
+    Ok(found.clone())
+}
+
+pub(crate) fn refused(device: &str, what: String) -> VolumeError {
     VolumeError::Refused { name: device.to_owned(), what }
 }
 

@@ -4,18 +4,21 @@
 mod lab;
 
 use blockwork_engine::Sectors;
-use blockwork_format::md::Level;
+use blockwork_format::md::{Level, Uuid};
 use blockwork_volume::{Assembly, Attached, NEWCOMER_NODES_MAX, Plan, Purpose};
 use lab::{Disk, Lab, Set, put_superblock};
 
 const SECTORS: u64 = 8192;
+/// That of `host:r1`.
+const ARRAYS: [Uuid; 1] = [Uuid(*b"host:r1ZZZZZZZZZ")];
 
 fn path(disk: &Disk) -> String {
     disk.path.to_str().unwrap().to_owned()
 }
 
 fn purpose<'a>(assembly: &Assembly, served: &'a [&'a str]) -> Purpose<'a> {
-    Purpose { array: assembly.graph().arrays[0].truth.uuid(), served, attached: &[], force: false }
+    let array = assembly.graph().arrays[0].truth.uuid();
+    Purpose { array, served, arrays: &ARRAYS, attached: &[], force: false }
 }
 
 fn refusal(assembly: &mut Assembly, device: &str, served: &[&str]) -> String {
@@ -47,7 +50,7 @@ fn a_blank_disk_becomes_one_more_leaf_and_node() {
     let mut assembly = lab.open_for_writing(&[&members[0], &members[1]]);
     let blank = lab.disk("blank", SECTORS);
     let before = assembly.node_count();
-    assert!(!assembly.has_open(&path(&blank)));
+    assert!(!assembly.knows(&path(&blank)));
     let purpose = purpose(&assembly, &["md/r1"]);
     let newcomer = assembly.bring_in(&path(&blank), &purpose).unwrap();
     assert_eq!((newcomer.name.as_str(), newcomer.layer.sectors()), (path(&blank).as_str(), Sectors(SECTORS)));
@@ -59,7 +62,7 @@ fn a_blank_disk_becomes_one_more_leaf_and_node() {
     // Once more: it is open now, by whatever path.
     let link = blank.path.with_file_name("link");
     std::os::unix::fs::symlink(&blank.path, &link).unwrap();
-    assert!(assembly.has_open(link.to_str().unwrap()));
+    assert!(assembly.knows(link.to_str().unwrap()));
     let again = assembly.bring_in(link.to_str().unwrap(), &purpose).unwrap();
     assert!(again.leaf.is_none());
     assert_eq!(assembly.node_count(), before + 1);

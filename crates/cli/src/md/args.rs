@@ -46,7 +46,7 @@ pub(crate) enum MdVerb {
         after_help = "Examples:\n  blockwork md fail md/data b.img\n  blockwork md fail md/data b.img --disk a.img b.img"
     )]
     Fail(DevicesArgs),
-    /// Take out what has failed, and spares.
+    /// Take out what has failed, and spares: a server closes their disks, so that others can have them.
     #[command(
         after_help = "Examples:\n  blockwork md remove md/data b.img\n  blockwork md remove md/data failed"
     )]

@@ -7,6 +7,9 @@
 //! A disk that is brought in is given to every worker before its array hears of it, since any of them may get a bio
 //! that reaches it from then on. From the moment when it is looked at until the array has it, or has refused it, it is on
 //! its way, and counts as the array's: nobody else gets it meanwhile.
+//!
+//! A disk that is taken out of its array is closed, so that others can have it: when nothing of it is under way, the workers get something in its
+//! place that only fails. Who wants it back has it opened anew.
 
 use std::collections::{HashMap, HashSet};
 use std::future::poll_fn;
@@ -151,15 +154,20 @@ impl ServedArrays {
     }
 
     fn add(&self, known: &Known, device: &str, force: bool) -> Result<Said, Refusal> {
-        let (newcomer, _passage) = self.bring_in(known, device, force)?;
-        let name = newcomer.name.clone();
+        let (newcomer, passage) = self.bring_in(known, device, force)?;
+        let (name, was_opened) = (newcomer.name.clone(), newcomer.leaf.is_some());
         let superblock = match newcomer.superblock.map(|superblock| *superblock) {
             Some(Superblock::V1(superblock)) => Some(superblock),
             _ => None,
         };
         let device_uuid = random_uuid()?;
         let member = NewMember { name: name.clone(), layer: newcomer.layer, superblock, device_uuid };
-        let added = self.ask(known, async move |array, cx| array.add(member, &cx).await)?;
+        let added = self.ask(known, async move |array, cx| array.add(member, &cx).await);
+        drop(passage);
+        if added.is_err() && was_opened {
+            self.let_go(known, std::slice::from_ref(&name));
+        }
+        let added = added?;
         let array = &known.name;
         let said = match added {
             Added::ReAdded { role } => {
@@ -171,8 +179,8 @@ impl ServedArrays {
         Ok(Said::about(said, name))
     }
 
-    /// The devices that all arrays have now, or are about to have.
-    fn attached(&self, here: &Known) -> Vec<Attached> {
+    /// All arrays, and the devices that they have now, or are about to have.
+    fn attached(&self, here: &Known) -> (Vec<Uuid>, Vec<Attached>) {
         // Those first: a device that has arrived meanwhile is among the array's then.
         let coming = |it: &OnTheWay| Attached { name: it.device.clone(), is_here: it.array == here.uuid };
         let mut attached: Vec<_> = lock(&self.on_the_way).iter().map(coming).collect();
@@ -181,8 +189,9 @@ impl ServedArrays {
             let names = known.status().devices.into_iter().filter_map(|device| device.name);
             names.map(move |name| Attached { name, is_here }).collect::<Vec<_>>()
         };
-        attached.extend(self.known().iter().flat_map(of));
-        attached
+        let all = self.known();
+        attached.extend(all.iter().flat_map(of));
+        (all.iter().map(|known| known.uuid).collect(), attached)
     }
 
     /// Opens a disk, unless it is open, and tells all workers of it. It is on its way to the array then.
@@ -192,11 +201,12 @@ impl ServedArrays {
         // Held until all workers have the disk, since they must all number the next one alike; and until the device is on its
         // way, so that no two find it free.
         let mut assembly = lock(&self.assembly);
-        let attached = self.attached(known);
-        let purpose = Purpose { array: known.uuid, served: &served, attached: &attached, force };
+        let (arrays, attached) = self.attached(known);
+        let purpose =
+            Purpose { array: known.uuid, served: &served, arrays: &arrays, attached: &attached, force };
         let conflict = |text: String| Refusal::new(RefusalKind::Conflict, text);
         let full = assembly.room_for_nodes() < NEWCOMER_NODES_MAX;
-        if !assembly.has_open(device) && (full || self.is_logged) {
+        if !assembly.knows(device) && (full || self.is_logged) {
             let why = if full { TOO_MANY } else { LOGGED };
             return Err(conflict(format!("{}: it cannot be opened: {why}", escape(device))));
         }
@@ -206,7 +216,8 @@ impl ServedArrays {
         self.served.name_nodes(&mut assembly).map_err(|error| conflict(error.to_string()))?;
         if let Some((leaf, node, source)) = newcomer.leaf.clone() {
             self.disks.add(source.clone());
-            self.served.each_worker(move |worker| worker.add_leaf(leaf, node, source.clone()));
+            // What was there before, if anything was, had nothing under way.
+            self.served.change_leaf(leaf, node, &source, &source);
         }
         let passage = self.send(&newcomer.name, known)?;
         Ok((newcomer, passage))
@@ -223,12 +234,51 @@ impl ServedArrays {
         Ok(Passage { device: device.to_owned(), on_the_way: &self.on_the_way })
     }
 
+    /// Closes the disks of devices that the array has no more, unless something else here uses them; why some stay open.
+    fn let_go(&self, known: &Known, devices: &[String]) -> Vec<String> {
+        let mut stay = Vec::new();
+        for device in devices {
+            if let Err(why) = self.close(known, device) {
+                stay.push(format!("{device} stays open here: {why}"));
+            }
+        }
+        stay
+    }
+
+    fn close(&self, known: &Known, device: &str) -> Result<(), String> {
+        if self.is_logged {
+            return Err("--log-writes records it".into());
+        }
+        let served = self.served.all();
+        let served: Vec<&str> = served.iter().map(|(_, volume)| volume.name.as_str()).collect();
+        // Held until it is closed, since somebody might want it for an array meanwhile.
+        let mut assembly = lock(&self.assembly);
+        let (arrays, attached) = self.attached(known);
+        let purpose = Purpose {
+            array: known.uuid,
+            served: &served,
+            arrays: &arrays,
+            attached: &attached,
+            force: false,
+        };
+        let Some(leaving) = assembly.leaving(device, &purpose)? else { return Ok(()) };
+        if !self.served.change_leaf(leaving.leaf, leaving.node, &leaving.closed, &leaving.source) {
+            return Err("it does not answer".into());
+        }
+        self.disks.remove(&leaving.source);
+        assembly.close(leaving);
+        Ok(())
+    }
+
     fn remove(&self, known: &Known, device: &str) -> Result<Said, Refusal> {
         let wanted = device.to_owned();
         let gone = self.ask(known, async move |array, cx| array.remove(&wanted, &cx).await)?;
         let said = match &gone[..] {
             [] => format!("{} has no device that is {device}", known.name),
-            gone => format!("removed from {}: {}", known.name, gone.join(", ")),
+            gone => {
+                let said = format!("removed from {}: {}", known.name, gone.join(", "));
+                [vec![said], self.let_go(known, gone)].concat().join("; ")
+            }
         };
         Ok(Said { said, devices: gone, at_rest: None })
     }

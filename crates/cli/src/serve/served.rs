@@ -5,16 +5,22 @@
 //! not given out again before all other numbers have been; (3) a layer is in no worker's stack before all counters and traces know its node.
 
 use std::collections::{HashSet, VecDeque};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 
 use anyhow::{Result, anyhow};
 use blockwork_engine::{
-    Layer, NodeId, NodeInfo, Stats, TaskContext, Volume, VolumeId, Worker, WorkerHandle, topmost_first,
+    Layer, LeafId, LeafSource, Nanos, NodeId, NodeInfo, Stats, TaskContext, Volume, VolumeId, Worker,
+    WorkerHandle, topmost_first,
 };
 use blockwork_insight::trace::TraceHub;
 use blockwork_layer::ErrorTarget;
 use blockwork_uring::Uring;
 use blockwork_volume::Assembly;
+
+/// How often a leaf is looked at before it is left as it is, and how long it is waited for in between: five seconds in all.
+const LEAF_TRIES: usize = 500;
+const LEAF_PAUSE: Nanos = Nanos::millis(10);
 
 /// See the module's head.
 pub(crate) struct Served {
@@ -155,6 +161,39 @@ impl Served {
         drop(send);
         // It ends when the last of them has done it.
         let _ = told.recv();
+    }
+
+    /// All workers have another source for a leaf that no volume reaches: one that is opened anew, or what stands for one that is closed. Not
+    /// before all that is under way there has ended, such as reading ahead; where that does not end, all have the source that they `had`,
+    /// and false is returned.
+    pub(crate) fn change_leaf(
+        &self,
+        leaf: LeafId,
+        node: NodeId,
+        source: &Arc<dyn LeafSource>,
+        had: &Arc<dyn LeafSource>,
+    ) -> bool {
+        let set = |source: &Arc<dyn LeafSource>| {
+            let (source, is_busy) = (source.clone(), Arc::new(AtomicBool::new(false)));
+            let told = is_busy.clone();
+            self.each_worker(move |worker| {
+                if !worker.set_leaf(leaf, node, source.clone()) {
+                    told.store(true, Ordering::Relaxed);
+                }
+            });
+            !is_busy.load(Ordering::Relaxed)
+        };
+        for _ in 0..LEAF_TRIES {
+            if set(source) {
+                return true;
+            }
+            // A server that stops closes all of them.
+            if !matches!(self.run(|cx| async move { cx.pause(LEAF_PAUSE).await }), Ok(true)) {
+                break;
+            }
+        }
+        set(had);
+        false
     }
 
     /// Has a worker run a task, and waits for what becomes of it.

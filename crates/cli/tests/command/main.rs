@@ -15,6 +15,7 @@ mod lvm_verbs;
 mod md_create;
 mod md_examine;
 mod md_lab;
+mod md_leaving;
 mod md_verbs;
 mod output;
 mod reproduce;

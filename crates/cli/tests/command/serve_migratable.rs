@@ -1,16 +1,14 @@
 //! `serve --migratable`: guests that move from one server to another and back on the same disks. (A virtual machine that moves is in
 //! `../kernel/vhost.rs`.)
 
-use std::fs::File;
 use std::path::Path;
 use std::process::Command;
 
-use crate::support::fs::Loop;
+use crate::support::fs::{Loop, is_free};
 use crate::support::vhost::{BLOCK, Guest};
 use crate::support::{PATIENCE, Scratch, Server, Stats, both, output, run, run_refused, until};
 use blockwork_format::vhost_user::{ConfigPart, Message, VringState, protocol};
 use blockwork_format::virtio::blk::{CONFIG_BYTES, request, status};
-use rustix::fs::{FlockOperation, fcntl_lock};
 use rustix::process::Signal;
 use vhostload::{Client, Disk, Options, Request};
 
@@ -30,18 +28,6 @@ fn start(scratch: &Scratch, socket: &str, more: &[&str]) -> Server {
 
 fn connect(scratch: &Scratch, socket: &str, options: Options) -> Disk {
     Disk::new(&scratch.path(socket), options).unwrap()
-}
-
-/// Whether nobody has a disk, at this very moment.
-fn is_free(disk: &str) -> bool {
-    let file = File::options().read(true).write(true).open(disk).unwrap();
-    fcntl_lock(&file, FlockOperation::NonBlockingLockExclusive).is_ok()
-}
-
-/// Whether a server has a file open.
-fn has_open(server: &Server, file: &str) -> bool {
-    let descriptors = std::fs::read_dir(format!("/proc/{}/fd", server.pid())).unwrap();
-    descriptors.flatten().any(|one| std::fs::read_link(one.path()).is_ok_and(|to| to == Path::new(file)))
 }
 
 /// Disks to move on: what is served of them, and what has them be in order when nobody uses them.
@@ -146,10 +132,10 @@ fn disks_are_in_order_and_free_when_the_front_end_is_told_that_its_queues_rest()
         for _ in 0..3 {
             let write = Request { kind: request::OUT, sector: 4096, len: BLOCK };
             assert_eq!(disk.run(1, write).unwrap().status, status::OK);
-            assert!(!is_free(&first_disk(&stack)) && has_open(&server, &first_disk(&stack)));
+            assert!(!is_free(&first_disk(&stack)) && server.has_open(&first_disk(&stack)));
             disk.stop_as_it_moves().unwrap();
             assert!(is_free(&first_disk(&stack)));
-            assert!(!has_open(&server, &first_disk(&stack)));
+            assert!(!server.has_open(&first_disk(&stack)));
             (stack.judge)(scratch);
             // It stays here after all, as the other host did not get it going.
             disk.client = None;

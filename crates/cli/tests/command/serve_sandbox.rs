@@ -143,6 +143,17 @@ fn an_array_is_recorded_and_gets_no_disk_but_those_that_are_allowed() {
     assert!(!said.contains("ls -lL"), "its rights are not the reason: {said}");
     let said = run(&mut scratch.blockwork(["md", "add", "md/d", "spares/c.img"]));
     assert!(said.contains("c.img is a spare of md/d"), "{said}");
+    // What has gone can be opened again, as it could be at first.
+    run(&mut scratch.blockwork(["md", "fail", "md/d", "a.img"]));
+    run(&mut scratch.blockwork(["md", "wait", "md/d"]));
+    for (name, path) in [("a.img", "disks/a.img"), ("c.img", "spares/c.img")] {
+        run(&mut scratch.blockwork(["md", "fail", "md/d", name]));
+        run(&mut scratch.blockwork(["md", "remove", "md/d", name]));
+        assert!(!server.has_open(&scratch.at(path)));
+        run(&mut scratch.blockwork(["md", "add", "md/d", path]));
+        assert!(server.has_open(&scratch.at(path)));
+        run(&mut scratch.blockwork(["md", "wait", "md/d"]));
+    }
     // Likewise sockets.
     let place = elsewhere.at("guest");
     let said = run_refused(&mut scratch.blockwork(["export", "add", "md/d", "--vhost-user", &place]));

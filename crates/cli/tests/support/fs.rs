@@ -6,7 +6,15 @@ use std::hash::Hasher;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
+use rustix::fs::{FlockOperation, fcntl_lock};
+
 use super::{Scratch, noise, output, run, tool};
+
+/// Whether nobody has a disk locked, at this very moment.
+pub fn is_free(disk: &str) -> bool {
+    let file = fs::File::options().read(true).write(true).open(disk).expect("it is there");
+    fcntl_lock(&file, FlockOperation::NonBlockingLockExclusive).is_ok()
+}
 
 /// A loop device over a file; detached when dropped.
 pub struct Loop {

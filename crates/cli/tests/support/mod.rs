@@ -15,7 +15,7 @@ pub mod vhost;
 
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Read};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStderr, ChildStdout, Command, ExitStatus, Output, Stdio};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::sync::{Arc, Mutex};
@@ -364,6 +364,13 @@ impl Server {
     /// What it has said so far on standard error.
     pub fn said(&self) -> String {
         self.stderr.now()
+    }
+
+    /// Whether it has a file open.
+    pub fn has_open(&self, file: &str) -> bool {
+        let descriptors = std::fs::read_dir(format!("/proc/{}/fd", self.pid())).expect("it runs");
+        let mut files = descriptors.flatten().filter_map(|one| std::fs::read_link(one.path()).ok());
+        files.any(|open| open == Path::new(file))
     }
 
     /// Whether it still runs.
