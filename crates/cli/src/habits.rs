@@ -38,6 +38,7 @@ const STATUS_MD: &str =
 const ASSEMBLE: &str = "`blockwork serve --disk DISK... md/NAME` assembles an array, and serves it";
 const MANAGE: &str =
     "`blockwork md add`, `fail`, `remove` and `replace` take the array, md/NAME, and devices";
+const ZERO: &str = "`blockwork md zero-superblock DISK...` takes superblocks away";
 const AS_FILE: &str = "`blockwork serve --disk DISK disk/FILE/1 --fuse FILE` shows a partition as a file; mount that with -o loop";
 const TRACE: &str =
     "`blockwork trace VOLUME` prints what a running server does; with --output NAME, files for blkparse";
@@ -49,11 +50,8 @@ const HABITS: &[Habit] = &[
     ("", &["lvs", "lvdisplay", "lvscan"], &[SHOW_LV]),
     ("", &["vgs", "vgdisplay", "vgscan"], &[SHOW_VG]),
     ("", &["pvs", "pvdisplay", "pvscan", "pvck", "vgck", "lvmdiskscan"], &[SCAN]),
-    (
-        "",
-        &["lsblk", "blkid", "fdisk", "sfdisk", "gdisk", "parted", "wipefs", "ls", "list", "show", "info"],
-        &[SCAN],
-    ),
+    ("", &["wipefs"], &[SCAN, ZERO]),
+    ("", &["lsblk", "blkid", "fdisk", "sfdisk", "gdisk", "parted", "ls", "list", "show", "info"], &[SCAN]),
     (
         "",
         &["lvcreate"],
@@ -73,7 +71,7 @@ const HABITS: &[Habit] = &[
     ("", &["vgrename"], &["`blockwork vg rename VG NEW` gives a group another name"]),
     ("", &["pvchange", "pvmove", "pvremove", "pvresize", "vgremove", "vgsplit", "vgmerge"], &[LVM_ONLY]),
     ("", &["vgexport", "vgimport", "vgimportclone", "vgcfgbackup", "vgcfgrestore"], &[LVM_ONLY]),
-    ("", &["mdadm"], &[CREATE_MD, EXAMINE, STATUS_MD, ASSEMBLE, MANAGE]),
+    ("", &["mdadm"], &[CREATE_MD, EXAMINE, STATUS_MD, ASSEMBLE, MANAGE, ZERO]),
     ("", &["assemble"], &[ASSEMBLE]),
     (
         "",
@@ -132,6 +130,7 @@ const HABITS: &[Habit] = &[
         &["-G", "--grow"],
         &["`blockwork md grow md/NAME` makes use of what members have more than they had"],
     ),
+    ("md", &["--zero-superblock", "zero", "wipe"], &[ZERO]),
     ("md", &["-W", "--wait"], &["`blockwork md wait md/NAME` waits until an array is in sync"]),
     // Options of theirs.
     ("lv create", &["-s", "--snapshot", "snapshot"], &[SNAPSHOT]),

@@ -287,7 +287,12 @@ pub fn find_array_in(folder: &Path, name: &str) -> Result<ArrayPlace, ClientErro
     }
 }
 
-fn arrays_at(socket: &Path) -> Result<Vec<ArrayStatus>, ClientError> {
+/// The arrays of the server at a socket.
+///
+/// # Errors
+///
+/// The server does not answer.
+pub fn arrays_at(socket: &Path) -> Result<Vec<ArrayStatus>, ClientError> {
     get_json::<ArrayList>(socket, ARRAYS).map(|list| list.arrays)
 }
 

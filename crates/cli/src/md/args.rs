@@ -86,6 +86,23 @@ pub(crate) enum MdVerb {
         after_help = "Examples:\n  blockwork md wait md/data\n  blockwork md wait md/data --disk a.img b.img"
     )]
     Wait(Which),
+    /// Take the superblocks away from disks that no array needs any more, so that they are members of none.
+    #[command(
+        after_help = "Examples:\n  blockwork md zero-superblock b.img\n  blockwork md zero-superblock /dev/vdb1 disk.img/2\n\n\
+        Superblocks of all versions go (0.90, 1.0, 1.1, 1.2), and nothing else: data and bitmaps stay. Disks in use are refused; \
+        take a member out of its array first (`blockwork md fail`, `md remove`). A disk without one is told of, and no failure."
+    )]
+    ZeroSuperblock(ZeroArgs),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ZeroArgs {
+    /// Disks, or PATH/NUMBER for a partition of one.
+    #[arg(value_name = "DISK", required = true, value_hint = ValueHint::FilePath)]
+    pub(crate) disks: Vec<String>,
+    /// Also what is damaged, what a running server's array may want back, and what lies on a disk with partitions.
+    #[arg(short, long)]
+    pub(crate) force: bool,
 }
 
 #[derive(Debug, Args)]

@@ -8,6 +8,7 @@ mod status;
 mod target;
 mod verb_args;
 mod verbs;
+mod zero;
 
 use anyhow::Result;
 
@@ -31,5 +32,6 @@ pub(crate) fn run(args: &MdArgs) -> Result<()> {
         MdVerb::SyncSpeed(args) => verbs::sync_speed(args),
         MdVerb::Grow(args) => verbs::grow(args),
         MdVerb::Wait(which) => verbs::wait(which),
+        MdVerb::ZeroSuperblock(args) => zero::run(args),
     }
 }

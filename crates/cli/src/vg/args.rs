@@ -81,7 +81,7 @@ pub(crate) struct CreateArgs {
     /// Tags for the group.
     #[arg(long, value_name = "TAG")]
     pub(crate) addtag: Vec<String>,
-    /// What the disks hold may be destroyed.
+    /// What the disks hold may be destroyed: file systems, partitions, superblocks of arrays that nobody serves.
     #[arg(long)]
     pub(crate) force: bool,
     /// Print JSON, sizes in bytes.
@@ -100,7 +100,7 @@ pub(crate) struct ExtendArgs {
     /// The disks of the group.
     #[arg(long, value_name = "DISK", num_args = 1.., value_hint = ValueHint::FilePath)]
     pub(crate) disk: Vec<String>,
-    /// What the disks hold may be destroyed.
+    /// What the disks hold may be destroyed: file systems, partitions, superblocks of arrays that nobody serves.
     #[arg(long)]
     pub(crate) force: bool,
     /// Print JSON, sizes in bytes.

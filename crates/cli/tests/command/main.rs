@@ -17,6 +17,7 @@ mod md_examine;
 mod md_lab;
 mod md_leaving;
 mod md_verbs;
+mod md_zero;
 mod output;
 mod reproduce;
 mod scan;

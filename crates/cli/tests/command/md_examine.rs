@@ -11,10 +11,10 @@ use blockwork_format::md::v1::{Features, Minor, Region, Superblock};
 use blockwork_format::md::{Level, ParityLayout, Raid10Layout, Role, SetName, Time, Uuid, bad_blocks, v0};
 use serde_json::Value;
 
-const SECTORS: u64 = 4 << 20;
+pub const SECTORS: u64 = 4 << 20;
 
 /// Members of a mirror of two, with a bitmap, as they are made.
-fn members(minor: Minor, shape: Shape, disks: u16) -> Vec<NewMember> {
+pub fn members(minor: Minor, shape: Shape, disks: u16) -> Vec<NewMember> {
     let array = NewArray {
         minor,
         shape,
@@ -35,7 +35,7 @@ fn members(minor: Minor, shape: Shape, disks: u16) -> Vec<NewMember> {
     array.lay_out(&(1..).take(disks.into()).map(device).collect::<Vec<_>>()).unwrap()
 }
 
-fn put(scratch: &Scratch, file: &str, member: &NewMember) {
+pub fn put(scratch: &Scratch, file: &str, member: &NewMember) {
     let disk = File::options().write(true).open(scratch.sparse(file, SECTORS * 512)).unwrap();
     for (sector, bytes) in member.before_superblock() {
         disk.write_all_at(&bytes, sector * 512).unwrap();
@@ -45,7 +45,7 @@ fn put(scratch: &Scratch, file: &str, member: &NewMember) {
     disk.write_all_at(&superblock.encode_blocks(512), superblock.super_offset * 512).unwrap();
 }
 
-fn theirs(scratch: &Scratch, args: &[&str], file: &str) -> String {
+pub fn theirs(scratch: &Scratch, args: &[&str], file: &str) -> String {
     let mut command = tool("mdadm");
     both(&output(command.args(args).arg(file).current_dir(scratch.path("")).env("TZ", "UTC")))
 }
@@ -145,7 +145,7 @@ fn arrays_of_all_shapes_are_shown_as_mdadm_shows_them() {
 }
 
 /// A 0.90 superblock of a member of an array of two with a spare.
-fn old(level: i32, layout: u32, chunk: u32, state: u32) -> Vec<u8> {
+pub fn old(level: i32, layout: u32, chunk: u32, state: u32) -> Vec<u8> {
     let mut words = [0u32; 1024];
     let values = [
         (0, 0xa92b_4efc),

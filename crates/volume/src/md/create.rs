@@ -67,11 +67,15 @@ pub struct Writing {
 }
 
 impl Writing {
-    /// Makes the array.
+    pub(super) fn new(steps: Vec<Step>, targets: Vec<Target>) -> Writing {
+        Writing { steps, targets }
+    }
+
+    /// Does it.
     ///
     /// # Errors
     ///
-    /// A write that failed: what there is then is not an array.
+    /// A write that failed: a new array is none then.
     pub async fn carry_out(self, cx: &TaskContext) -> Result<(), StepError> {
         settle(&self.steps, &self.targets, cx).await?;
         carry_out(self.steps, &self.targets, cx).await
@@ -146,7 +150,7 @@ pub fn disk_of(spec: &str) -> &str {
 }
 
 /// No device is given twice, under whatever names.
-fn different(disks: &[String]) -> Result<(), VolumeError> {
+pub(super) fn different(disks: &[String]) -> Result<(), VolumeError> {
     let named = |spec: &String| {
         let number = partition_of(spec).filter(|_| identity(spec).is_none()).map(|(_, number)| number);
         identity(disk_of(spec)).map(|disk| (disk, number))
@@ -170,7 +174,7 @@ fn different(disks: &[String]) -> Result<(), VolumeError> {
 }
 
 /// The device that was given so; it can be written to.
-fn device(assembly: &Assembly, spec: &str) -> Result<DeviceId, VolumeError> {
+pub(super) fn device(assembly: &Assembly, spec: &str) -> Result<DeviceId, VolumeError> {
     let graph = &assembly.graph;
     let disk = disk_of(spec);
     let is_disk = |kind: &DeviceKind| matches!(kind, DeviceKind::Disk { spec, .. } if spec == disk);

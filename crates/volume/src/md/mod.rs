@@ -3,7 +3,7 @@
 //! `choose` decides, from superblocks alone, which devices make up an array and which are out of date or belong elsewhere
 //! (`behind`: whom a power cut has kept from the last update belongs to it);
 //! `build` reads what else there is (bitmap, lists of bad blocks) and makes the layer. `create` makes arrays, `examine` tells
-//! what is on one member.
+//! what is on one member, `zero` takes superblocks away.
 //!
 //! Invariants: (1) the superblock with the most events is the truth; who is more than one event behind, or whom the truth
 //! does not count on, is never read; (2) where two devices contradict each other and none is newer, the array is refused;
@@ -17,9 +17,11 @@ mod create;
 mod examine;
 pub(crate) mod intent;
 mod layout;
+mod zero;
 
 pub use create::{CreateRequest, Created, Creation, MISSING, Writing, disk_of};
 pub use examine::Examined;
+pub use zero::{Zeroed, Zeroing};
 
 use std::fmt;
 use std::sync::Arc;

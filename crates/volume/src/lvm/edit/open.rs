@@ -233,15 +233,16 @@ impl GroupEditor {
             ));
         }
         let above = graph.above();
-        let user = above.of(id).map(|above| graph.device(above)).find(|above| {
-            !matches!(above.kind, DeviceKind::Partition(_)) || !matches!(above.content, Content::Nothing)
+        let user = above.of(id).map(|above| graph.device(above)).find(|above| match above.kind {
+            // Its superblock is a signature like any other: whoever serves the array has locked its members.
+            DeviceKind::Array(_) => !force,
+            DeviceKind::Partition(_) => !matches!(above.content, Content::Nothing),
+            _ => true,
         });
         if let Some(user) = user {
             let name = escape(&user.name);
             let how = match user.kind {
-                DeviceKind::Array(_) => {
-                    "take it away with `mdadm --zero-superblock`, or `wipefs --all`, first"
-                }
+                DeviceKind::Array(_) => "add --force, or take it away with `blockwork md zero-superblock`",
                 _ => "remove it first",
             };
             return refuse(format!("{name} lies on it; if that may go, {how}"));
