@@ -256,7 +256,7 @@ pub(crate) struct StatusArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct TraceArgs {
-    /// The volume, as the server names it.
+    /// The volume, as the server names it; an array also as md/UUID.
     #[arg(value_name = "VOLUME")]
     pub(crate) volume: String,
     /// Write blktrace files NAME.blktrace.0, NAME.blktrace.1 ... for blkparse.

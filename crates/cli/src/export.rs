@@ -49,7 +49,7 @@ struct ShowArgs {
 #[derive(Debug, Args)]
 #[command(group(ArgGroup::new("to").required(true).args(["vhost_user", "xen"])))]
 struct AddArgs {
-    /// A volume that a server has: VG/LV, md/NAME, disk/FILENAME, ...
+    /// A volume that a server has: VG/LV, md/NAME or md/UUID, disk/FILENAME, ...
     #[arg(value_name = "VOLUME")]
     volume: String,
     /// Where the socket is to be (`-chardev socket,id=c,path=PATH,reconnect=1 -device vhost-user-blk-pci,chardev=c` of QEMU, whose memory

@@ -5,7 +5,7 @@
 
 use std::fmt;
 
-use blockwork_format::md::Uuid;
+use blockwork_format::md::is_called;
 use serde::{Deserialize, Serialize};
 
 /// How an array is. Field names are kept stable; sizes are in bytes unless their name says otherwise.
@@ -44,12 +44,25 @@ pub struct ArrayStatus {
 }
 
 impl ArrayStatus {
-    /// Whether people call it so: `md/NAME`, `md:NAME`, or either with its UUID.
+    /// Whether people call it so: see [`is_called`].
     pub fn is_called(&self, name: &str) -> bool {
-        let Some(rest) = name.strip_prefix("md/").or_else(|| name.strip_prefix("md:")) else { return false };
-        let is_uuid = || rest.parse::<Uuid>().is_ok_and(|uuid| uuid.to_string() == self.uuid);
-        self.name.strip_prefix("md/") == Some(rest) || is_uuid()
+        self.uuid.parse().is_ok_and(|uuid| is_called(name, &self.name, uuid))
     }
+}
+
+/// The volume that people call so: by its own name, or, of an array, as [`is_called`] has it. `arrays` is asked for those where it takes that.
+pub(crate) fn volume_called<'a>(
+    asked: &str,
+    volumes: impl IntoIterator<Item = &'a str>,
+    arrays: impl FnOnce() -> Vec<ArrayStatus>,
+) -> Option<&'a str> {
+    let volumes: Vec<&str> = volumes.into_iter().collect();
+    let of_name = |name: &str| volumes.iter().copied().find(|volume| *volume == name);
+    of_name(asked).or_else(|| {
+        let may_be_one = asked.starts_with("md/") || asked.starts_with("md:");
+        let arrays = if may_be_one { arrays() } else { Vec::new() };
+        of_name(&arrays.iter().find(|array| array.is_called(asked))?.name)
+    })
 }
 
 /// A device of an array.

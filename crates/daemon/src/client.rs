@@ -20,7 +20,7 @@ use tokio::runtime::Runtime;
 
 use blockwork_format::escape;
 
-use crate::arrays::{ArrayAnswer, ArrayList, ArrayRequest, ArrayStatus};
+use crate::arrays::{ArrayAnswer, ArrayList, ArrayRequest, ArrayStatus, volume_called};
 use crate::directory::{self, DirectoryError, control_dir, shown};
 use crate::exports::{ExportAnswer, ExportRequest};
 use crate::groups::{GroupAnswer, GroupList, GroupRequest, GroupStatus, PoolList, PoolRequest};
@@ -203,7 +203,7 @@ fn clean_up(socket: &Path, pid: u32, error: &ClientError) {
     }
 }
 
-/// The server that serves the volume `name`.
+/// The server that serves the volume `name`; of an array, `md/UUID` will do.
 ///
 /// # Errors
 ///
@@ -219,7 +219,11 @@ pub fn find_volume(name: &str) -> Result<ServerInfo, ClientError> {
 /// As for `find_volume`.
 pub fn find_volume_in(folder: &Path, name: &str) -> Result<ServerInfo, ClientError> {
     let servers = servers_in(folder)?;
-    let serves = |server: &&ServerInfo| server.status.volumes.iter().any(|volume| volume.name == name);
+    let serves = |server: &&ServerInfo| {
+        let volumes = server.status.volumes.iter().map(|volume| &*volume.name);
+        // One that does not answer any more serves nothing, either.
+        volume_called(name, volumes, || arrays_at(&server.socket).unwrap_or_default()).is_some()
+    };
     let mut found: Vec<&ServerInfo> = servers.iter().filter(serves).collect();
     // Where several take turns (`serve --migratable`), it is whose turn it is.
     if found.len() > 1 && found.iter().any(|server| server.status.away.is_none()) {

@@ -102,7 +102,15 @@ where
         Method::POST if path == EXPORTS => {
             let exports = Arc::clone(&state.exports);
             let form = r#"{"verb": "add", "volume": "VOLUME", "vhost_user": "/run/vm.sock"}"#;
-            let change = move |asked: ExportRequest| exports.change(&asked);
+            let names = state.names();
+            let change = move |mut asked: ExportRequest| {
+                if let ExportRequest::Add { volume, .. } = &mut asked
+                    && let Some(name) = names.volume_called(volume)
+                {
+                    *volume = name;
+                }
+                exports.change(&asked)
+            };
             act(&state.changes, request.into_body(), form, change).await
         }
         _ => {

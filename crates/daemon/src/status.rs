@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use blockwork_engine::{Layer, LeafSource, Limits, Merges, SECTOR, Sectors, Stats, Volume};
 use blockwork_insight::trace::{NodeSet, TraceHub};
 
-use crate::arrays::{Arrays, NoArrays};
+use crate::arrays::{Arrays, NoArrays, volume_called};
 use crate::exports::{Exports, FixedExports};
 use crate::groups::{Groups, NoGroups};
 use crate::routes::Places;
@@ -297,13 +297,33 @@ impl ControlState {
 
     /// The nodes of a volume's stack as it is now: an array's members may come and go.
     pub(crate) fn nodes(&self, volume: &str) -> Option<NodeSet> {
+        let name = self.names().volume_called(volume)?;
         let volumes = self.volumes.all();
-        let found = volumes.iter().find(|served| served.status.name == volume)?;
+        let found = volumes.iter().find(|served| served.status.name == name)?;
         Some(NodeSet::under(&**found.root.as_ref()?))
+    }
+
+    /// What volumes are called.
+    pub(crate) fn names(&self) -> Names {
+        Names { volumes: self.volumes(), arrays: Arc::clone(&self.arrays) }
     }
 
     pub(crate) fn volume_names(&self) -> Vec<String> {
         self.volumes.all().iter().map(|served| served.status.name.clone()).collect()
+    }
+}
+
+/// What the volumes of a server are called, for a thread of its own.
+pub(crate) struct Names {
+    volumes: Volumes,
+    arrays: Arc<dyn Arrays>,
+}
+
+impl Names {
+    /// The name of the volume that people call so.
+    pub(crate) fn volume_called(&self, asked: &str) -> Option<String> {
+        let names: Vec<String> = self.volumes.all().iter().map(|served| served.status.name.clone()).collect();
+        volume_called(asked, names.iter().map(String::as_str), || self.arrays.list()).map(str::to_owned)
     }
 }
 

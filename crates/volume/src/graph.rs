@@ -5,14 +5,13 @@
 //! unique; (3) a device that is read-only makes whatever stands upon it read-only; (4) what is in `warnings` is safe to
 //! print.
 
-use std::collections::hash_map::Entry;
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
 use blockwork_engine::{Layer, LeafSource, NodeId, Sectors};
 use blockwork_format::escape;
 use blockwork_format::lvm2::vg::LvIndex;
-use blockwork_format::md::Superblock;
+use blockwork_format::md::{Superblock, is_called};
 use blockwork_format::partition::{Partition, PartitionTable};
 
 use crate::firmware::Firmware;
@@ -168,8 +167,6 @@ pub struct Graph {
     by_name: HashMap<String, DeviceId>,
     /// Of devices that are no more, and that nobody knows.
     places: BTreeSet<DeviceId>,
-    /// Of each device that has more names than its own: those.
-    aliases: HashMap<DeviceId, Vec<String>>,
     /// How many ways lead from a layer to disks, of those that devices are.
     ways: HashMap<NodeId, u64>,
     /// What was found out last about devices that others stand upon: the next one often shares the list.
@@ -215,10 +212,13 @@ pub(crate) struct NewDevice {
 }
 
 impl Graph {
-    /// The device of that name. An array's may be written `md:NAME` as well (no group's name has a colon).
+    /// The device of that name. Arrays go by others as well: see [`is_called`]. `md:` begins the names of their partitions, too (no group's
+    /// name has a colon).
     pub fn find(&self, name: &str) -> Option<DeviceId> {
-        let array = name.strip_prefix("md:").map(|name| format!("md/{name}"));
-        self.by_name.get(array.as_deref().unwrap_or(name)).copied()
+        let slashed = name.strip_prefix("md:").map(|rest| format!("md/{rest}"));
+        let by_name = self.by_name.get(slashed.as_deref().unwrap_or(name)).copied();
+        let called = |array: &&Array| is_called(name, &array.name, array.truth.uuid());
+        by_name.or_else(|| self.arrays.iter().find(called).map(|array| array.device))
     }
 
     /// One device.
@@ -387,27 +387,17 @@ impl Graph {
         layer.below().iter().map(of).fold(0, u64::saturating_add).max(1)
     }
 
-    /// Another name for a device; without effect where the name is taken.
-    pub(crate) fn add_alias(&mut self, alias: String, id: DeviceId) {
-        if let Entry::Vacant(place) = self.by_name.entry(alias) {
-            self.aliases.entry(id).or_default().push(place.key().clone());
-            place.insert(id);
-        }
-    }
-
     /// A device has no name any more.
-    fn free_names(&mut self, id: DeviceId) {
-        let aliases = self.aliases.remove(&id).unwrap_or_default();
-        for name in aliases.iter().chain([&self.devices[id.0].name]) {
-            if self.by_name.get(name) == Some(&id) {
-                self.by_name.remove(name);
-            }
+    fn free_name(&mut self, id: DeviceId) {
+        let name = &self.devices[id.0].name;
+        if self.by_name.get(name) == Some(&id) {
+            self.by_name.remove(name);
         }
     }
 
     /// Gives a device another name, or one as much like it as is not in use; the name it has then.
     pub(crate) fn rename(&mut self, id: DeviceId, name: &str) -> String {
-        self.free_names(id);
+        self.free_name(id);
         let name = self.unused_name(name);
         self.by_name.insert(name.clone(), id);
         self.devices[id.0].name.clone_from(&name);
@@ -424,7 +414,7 @@ impl Graph {
 
     /// A device is no more: nothing can be had of it, it stands upon nothing, and its name is free, as is its number.
     pub(crate) fn retire(&mut self, id: DeviceId) {
-        self.free_names(id);
+        self.free_name(id);
         for node in self.nodes.give_up(id) {
             self.ways.remove(&node);
         }

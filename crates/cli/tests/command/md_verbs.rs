@@ -7,7 +7,7 @@ use crate::md_lab::{Lab, MIB};
 use crate::support;
 use crate::support::fs::{Loop, SmallDisk};
 use crate::support::nbd::{load, nbdload};
-use crate::support::{BLOCKWORK, Background, Scratch, output, run, tool, until};
+use crate::support::{BLOCKWORK, Background, Scratch, output, run, run_refused, tool, until};
 use rustix::process::Signal;
 
 #[test]
@@ -46,6 +46,29 @@ fn a_blank_disk_takes_the_place_of_a_failed_member_under_load() {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
     let updated = lab.md_json(&["examine", "--json", "a.img"])[0]["update_time"].as_u64().unwrap();
     assert!(updated <= now && now - updated < 600, "written at {updated}, now it is {now}");
+}
+
+#[test]
+fn an_array_goes_by_its_uuid_wherever_a_volume_is_asked_for() {
+    let lab = Lab::new();
+    lab.create("1", &["a.img", "b.img"], 16 * MIB, &["--assume-clean"]);
+    lab.blank("c.img", 16 * MIB);
+    let server = lab.scratch.serve(["md/data", "disk/c.img", "--disk", "a.img", "b.img", "c.img"]);
+    let uuid = lab.array()["uuid"].as_str().expect("text").to_owned();
+    for (nth, asked) in [format!("md/{uuid}"), format!("md:{}", uuid.replace(':', "-"))].iter().enumerate() {
+        assert_eq!(lab.md_json(&["status", asked, "--json"])["arrays"][0]["name"], "md/data");
+        run(&mut lab.scratch.blockwork(["trace", asked, "-w", "0.1"]));
+        let socket = lab.scratch.at(&format!("guest{nth}"));
+        let said =
+            run(&mut lab.scratch.blockwork(["export", "add", asked, "--vhost-user", &socket, "--json"]));
+        let said: serde_json::Value = serde_json::from_str(&said).expect("JSON");
+        assert_eq!(said["volume"], "md/data", "{said}");
+        run(&mut lab.scratch.blockwork(["export", "remove", &socket]));
+    }
+    let nobodys = "md/00000000:00000000:00000000:00000000";
+    let said = run_refused(&mut lab.scratch.blockwork(["trace", nobodys]));
+    assert!(said.contains("no running server serves the volume md/00000000"), "{said}");
+    lab.stop(server);
 }
 
 /// Asks for the same disk at once, once by each set of arguments; what was said, and whether it was done.

@@ -43,6 +43,13 @@ impl FromStr for Uuid {
     }
 }
 
+/// Whether `asked` is what people call the array that has this name (`md/NAME`) and UUID: `md/NAME`, `md:NAME`, or either with the UUID, however
+/// that is written.
+pub fn is_called(asked: &str, name: &str, uuid: Uuid) -> bool {
+    let Some(rest) = asked.strip_prefix("md/").or_else(|| asked.strip_prefix("md:")) else { return false };
+    name.strip_prefix("md/") == Some(rest) || rest.parse() == Ok(uuid)
+}
+
 /// The name of an array in a 1.x superblock: at most 32 bytes, `homehost:name` or just a name.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct SetName(pub [u8; 32]);

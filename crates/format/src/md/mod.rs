@@ -43,7 +43,7 @@ pub mod v0;
 pub mod v1;
 
 pub use find::{Found, Place, Superblock, find, places};
-pub use identity::{SetName, Time, Uuid};
+pub use identity::{SetName, Time, Uuid, is_called};
 pub use level::{CHUNK_SECTORS_MAX, Level, RAID_DISKS_MAX, RAID10_CHUNK_SECTORS_MIN};
 pub use parity::ParityLayout;
 pub use raid10::{FarSets, NotALayout, Raid10Layout, Raid10Sizes};

@@ -67,7 +67,6 @@ impl Assembly {
             is_offered: true,
             read_only: assembled.read_only,
         });
-        self.graph.add_alias(format!("md/{}", truth.uuid()), device);
         let Assembled { bitmap, layer, .. } = assembled;
         self.graph.arrays.push(Array { name, device, truth, members, bitmap, layer, warnings });
         if is_ready {
