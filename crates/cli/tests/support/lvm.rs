@@ -76,7 +76,8 @@ impl Lab {
         let mut said =
             self.lvm_on(loops, &["lvs -a --noheadings --separator = -o lv_name,devices vg"]).remove(0);
         for (device, disk) in loops.iter().zip(&self.disks) {
-            said = said.replace(&device.device, disk);
+            // With what follows: the name of one may begin that of another.
+            said = said.replace(&format!("{}(", device.device), &format!("{disk}("));
         }
         let mut areas = BTreeMap::<String, Vec<&str>>::new();
         // A line for each segment, and what is missing is told of besides.
