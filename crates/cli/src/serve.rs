@@ -48,7 +48,7 @@ use signal_hook::iterator::Signals;
 
 use crate::args::{ServeArgs, Switch};
 use crate::usage::bail_usage;
-pub(crate) use arrays::{ServedArrays, arrays_of};
+pub(crate) use arrays::{ServedArrays, arrays_of, sync_status};
 use autoextend::Autoextender;
 use background::Launch;
 use exports::{ServedExports, ledgers};

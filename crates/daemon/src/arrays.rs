@@ -111,6 +111,26 @@ impl SyncStatus {
     }
 }
 
+/// What is scraped of an array.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ArrayGauges {
+    /// Its volume's name: `md/NAME`, or `VG/LV` of a RAID volume of LVM.
+    pub name: String,
+    /// Places for members.
+    pub members: u32,
+    /// Of these, how many are missing, failed or not in sync.
+    pub degraded: usize,
+    /// What is being synced.
+    pub sync: SyncStatus,
+}
+
+impl From<&ArrayStatus> for ArrayGauges {
+    fn from(array: &ArrayStatus) -> ArrayGauges {
+        let ArrayStatus { name, raid_disks, degraded, sync, .. } = array;
+        ArrayGauges { name: name.clone(), members: *raid_disks, degraded: *degraded, sync: sync.clone() }
+    }
+}
+
 /// The answer to `GET /v1/arrays`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ArrayList {
@@ -250,6 +270,9 @@ pub trait Arrays: Send + Sync {
     /// How they are now. Does no I/O, and does not wait.
     fn list(&self) -> Vec<ArrayStatus>;
 
+    /// The same of RAID volumes of LVM, of which [`Groups::list`](crate::Groups::list) tells more, and waits for disks.
+    fn raid_volumes(&self) -> Vec<ArrayGauges>;
+
     /// Does what is asked. Waits until it is done (not until an array is in sync).
     ///
     /// # Errors
@@ -263,6 +286,10 @@ pub(crate) struct NoArrays;
 
 impl Arrays for NoArrays {
     fn list(&self) -> Vec<ArrayStatus> {
+        Vec::new()
+    }
+
+    fn raid_volumes(&self) -> Vec<ArrayGauges> {
         Vec::new()
     }
 

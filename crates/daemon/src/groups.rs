@@ -6,7 +6,7 @@
 use blockwork_volume::lvm::edit::Change;
 use serde::{Deserialize, Serialize};
 
-use crate::arrays::{Refusal, RefusalKind};
+use crate::arrays::{Refusal, RefusalKind, SyncStatus};
 
 /// How a group is. Field names are kept stable; sizes are in bytes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -82,6 +82,12 @@ pub struct LvStatus {
     pub metadata_percent: Option<f64>,
     /// As `dmsetup status` has it, of pools and of snapshots of the old kind.
     pub status: Option<String>,
+    /// How much of a RAID volume that is open, or was looked at, is in sync: Cpy%Sync of `lvs`.
+    #[serde(default)]
+    pub sync_percent: Option<f64>,
+    /// What is being synced of one that is open, or was.
+    #[serde(default)]
+    pub sync: Option<SyncStatus>,
     /// Whether a snapshot is being merged, out of it or into it.
     pub merging: bool,
     /// How far that is: `planned` (by the text; nobody does it), `waiting` (until no client has either of the two open), `running`, or

@@ -32,8 +32,8 @@ mod taking;
 mod trace_body;
 
 pub use arrays::{
-    ArrayAnswer, ArrayList, ArrayRequest, ArrayStatus, Arrays, DeviceStatus, Refusal, RefusalKind,
-    SyncStatus, Verb, WAIT_MILLIS_MAX, no_array,
+    ArrayAnswer, ArrayGauges, ArrayList, ArrayRequest, ArrayStatus, Arrays, DeviceStatus, Refusal,
+    RefusalKind, SyncStatus, Verb, WAIT_MILLIS_MAX, no_array,
 };
 pub use client::{
     ArrayPlace, ClientError, ServerInfo, Stream, array_at, arrays_at, ask_array, ask_export, ask_group,

@@ -6,10 +6,10 @@ use blockwork_engine::Stats;
 use blockwork_format::escape;
 use blockwork_insight::report;
 
-use crate::arrays::ArrayStatus;
+use crate::arrays::ArrayGauges;
 use crate::status::Status;
 
-pub(crate) fn text(status: &Status, stats: &Stats, arrays: &[ArrayStatus]) -> String {
+pub(crate) fn text(status: &Status, stats: &Stats, arrays: &[ArrayGauges]) -> String {
     let mut text = report::prometheus(&stats.snapshot());
     text.push_str(&report::rings_prometheus(&stats.rings(blockwork_uring::clock())));
     let info = format!("{{version=\"{}\"}}", status.version);
@@ -25,14 +25,14 @@ pub(crate) fn text(status: &Status, stats: &Stats, arrays: &[ArrayStatus]) -> St
     text
 }
 
-fn of_arrays(text: &mut String, arrays: &[ArrayStatus]) {
-    let each = |value: fn(&ArrayStatus) -> f64| {
+fn of_arrays(text: &mut String, arrays: &[ArrayGauges]) {
+    let each = |value: fn(&ArrayGauges) -> f64| {
         arrays.iter().map(move |array| (format!("{{array=\"{}\"}}", label(&array.name)), value(array)))
     };
     let help = "Places of an array whose member is missing, failed or not in sync";
     gauge(text, "md_degraded_members", help, each(|array| array.degraded as f64));
     let help = "Places of an array";
-    gauge(text, "md_members", help, each(|array| f64::from(array.raid_disks)));
+    gauge(text, "md_members", help, each(|array| f64::from(array.members)));
     let help = "1 while something is synced: resync, recover, check or repair";
     gauge(text, "md_sync_active", help, each(|array| f64::from(u8::from(array.sync.runs()))));
     let help = "Share of what is being synced that is done, 0 to 1";
@@ -78,23 +78,7 @@ mod tests {
             speed_kib: 2,
             mismatch_sectors: 128,
         };
-        let array = ArrayStatus {
-            name: "md/a\"b\u{1b}".into(),
-            uuid: String::new(),
-            level: "raid1".into(),
-            layout: None,
-            chunk_size: None,
-            bytes: 0,
-            raid_disks: 2,
-            degraded: 1,
-            read_only: None,
-            active: false,
-            events: 0,
-            resync_from: None,
-            dirty_chunks: None,
-            devices: Vec::new(),
-            sync,
-        };
+        let array = ArrayGauges { name: "md/a\"b\u{1b}".into(), members: 2, degraded: 1, sync };
         let mut text = String::new();
         of_arrays(&mut text, &[array]);
         let label = r#"{array="md/a\"b\\u{1b}"}"#;

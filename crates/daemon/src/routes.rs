@@ -17,7 +17,7 @@ use tokio::sync::Semaphore;
 use blockwork_insight::report::Report;
 use blockwork_insight::trace::TextMerge;
 
-use crate::arrays::{ArrayList, ArrayRequest, Refusal, RefusalKind};
+use crate::arrays::{ArrayGauges, ArrayList, ArrayRequest, Refusal, RefusalKind};
 use crate::exports::ExportRequest;
 use crate::groups::{GroupList, GroupRequest, PoolList, PoolRequest};
 use crate::metrics;
@@ -138,7 +138,9 @@ fn get(state: &ControlState, path: &str, query: &str) -> Answer {
         ARRAYS => json_of(&ArrayList { arrays: state.arrays.list() }),
         POOLS => json_of(&PoolList { pools: state.groups.pools() }),
         "/metrics" => {
-            let text = metrics::text(&state.status(), &state.stats, &state.arrays.list());
+            let of_md = state.arrays.list();
+            let arrays = of_md.iter().map(ArrayGauges::from).chain(state.arrays.raid_volumes());
+            let text = metrics::text(&state.status(), &state.stats, &arrays.collect::<Vec<_>>());
             whole(ok, METRICS, text.into_bytes())
         }
         _ => trace(state, query),
@@ -310,6 +312,10 @@ mod tests {
 
     impl Arrays for Slow {
         fn list(&self) -> Vec<ArrayStatus> {
+            Vec::new()
+        }
+
+        fn raid_volumes(&self) -> Vec<ArrayGauges> {
             Vec::new()
         }
 

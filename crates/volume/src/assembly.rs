@@ -123,7 +123,8 @@ impl Assembly {
     /// a volume that is served lies on them.
     pub fn arrays(&self) -> impl Iterator<Item = Arc<dyn Layer>> {
         let of_md = self.graph.arrays.iter().filter_map(|array| array.layer.clone());
-        let of_lvm = self.graph.groups.iter().flat_map(|group| group.arrays.values().cloned());
+        let of_lvm =
+            self.graph.groups.iter().flat_map(|group| group.arrays.values().map(|array| array.layer.clone()));
         of_md.map(|array| array as Arc<dyn Layer>).chain(of_lvm)
     }
 

@@ -70,7 +70,7 @@ pub(crate) enum LvVerb {
     /// Add tags to a volume, and take some away.
     #[command(after_help = "Example:\n  blockwork lv tag vg0/root --addtag db --disk a.img b.img")]
     Tag(TagArgs),
-    /// Show volumes, as `lvs` does. Writes nothing.
+    /// Show volumes, as `lvs` does: how full they are, and how much of RAID volumes is in sync. Writes nothing.
     #[command(after_help = "Example:\n  blockwork lv show vg0 --disk a.img b.img")]
     Show(ShowArgs),
 }

@@ -4,7 +4,7 @@ use anyhow::{Result, bail};
 use blockwork_daemon::{GroupStatus, LvStatus};
 use blockwork_format::escape;
 use blockwork_format::lvm2::VolumeGroup;
-use blockwork_format::lvm2::vg::LvIndex;
+use blockwork_format::lvm2::vg::{LvIndex, SegmentType};
 use blockwork_volume::Assembly;
 use blockwork_volume::lvm::Group;
 
@@ -31,7 +31,7 @@ pub(super) fn run(args: &ShowArgs) -> Result<()> {
         return out::print_json(&volumes);
     }
     let mut rows = vec![
-        ["LV", "VG", "LSize", "Type", "Origin", "Pool", "Data%", "Meta%", "On", "Tags"]
+        ["LV", "VG", "LSize", "Type", "Origin", "Pool", "Data%", "Meta%", "Cpy%Sync", "On", "Tags"]
             .map(str::to_owned)
             .to_vec(),
     ];
@@ -58,14 +58,25 @@ fn on_disks(disks: &[String], name: Option<&str>) -> Result<Vec<GroupStatus>> {
     Ok(shown.iter().map(status).collect())
 }
 
-/// How full a pool or a snapshot is, how much of a thin volume is mapped, or how much an origin lacks of what is being merged into it.
+/// How full a pool or a snapshot is, how much of a thin volume is mapped, or how much an origin lacks of what is being merged into it; and how
+/// much of a RAID volume is in sync, as its superblocks and bitmaps say.
 fn fullness(assembly: &mut Assembly, group: &str, vg: &VolumeGroup, lv: LvIndex) -> Fullness {
     let find = |assembly: &Assembly| assembly.graph().groups.iter().position(|found| found.name == group);
     let Some(at) = find(assembly) else { return Fullness::default() };
     if let Some(fullness) = of_pool(&assembly.graph().groups[at], vg, lv) {
         return fullness;
     }
-    of_snapshot(assembly, at, vg, lv).unwrap_or_default()
+    let full = of_snapshot(assembly, at, vg, lv).unwrap_or_default();
+    if !vg.lvs[lv.0].segments.iter().any(|segment| matches!(segment.kind, SegmentType::Raid { .. })) {
+        return full;
+    }
+    // The array is made when the volume is built; of one that cannot be, nothing is known.
+    assembly.choose(&[format!("{group}/{}", vg.lvs[lv.0].name)]).ok();
+    let found = assembly.graph().groups[at].raids().find(|(known, _)| *known == lv);
+    match found.map(|(_, array)| array.status()) {
+        Some(array) => full.with_sync(&array, false),
+        None => full,
+    }
 }
 
 fn of_snapshot(assembly: &mut Assembly, group: usize, vg: &VolumeGroup, lv: LvIndex) -> Option<Fullness> {
@@ -92,15 +103,18 @@ fn row(lv: &LvStatus) -> Vec<String> {
     // Where a store has nothing to say of how full it is, why.
     let data = lv.data_percent.map(percent).or_else(|| lv.status.clone());
     let merge = lv.merge.as_ref().map(|merge| format!(", merge {merge}")).unwrap_or_default();
+    let runs = lv.sync.as_ref().filter(|sync| sync.runs());
+    let sync = runs.map(|sync| format!(", {}", escape(&sync.action))).unwrap_or_default();
     vec![
         if lv.visible { name } else { format!("[{name}]") },
         escape(&lv.group),
         size(lv.bytes),
-        format!("{}{merge}", lv.kind),
+        format!("{}{merge}{sync}", lv.kind),
         lv.origin.clone().unwrap_or_default(),
         lv.pool.clone().unwrap_or_default(),
         data.unwrap_or_default(),
         lv.metadata_percent.map(percent).unwrap_or_default(),
+        lv.sync_percent.map(percent).unwrap_or_default(),
         lv.areas.join(","),
         lv.tags.iter().map(|tag| escape(tag)).collect::<Vec<_>>().join(","),
     ]

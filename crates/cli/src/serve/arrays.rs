@@ -14,12 +14,12 @@
 use std::collections::{HashMap, HashSet};
 use std::future::poll_fn;
 use std::pin::pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::Poll;
 
 use blockwork_daemon::{
-    ArrayAnswer, ArrayRequest, ArrayStatus, Arrays, DeviceStatus, Disks, Refusal, RefusalKind, SyncStatus,
-    Verb, WAIT_MILLIS_MAX, no_array,
+    ArrayAnswer, ArrayGauges, ArrayRequest, ArrayStatus, Arrays, DeviceStatus, Disks, Refusal, RefusalKind,
+    SyncStatus, Verb, WAIT_MILLIS_MAX, no_array,
 };
 use blockwork_engine::{
     Layer as _, Nanos, NodeId, SECTOR, Sectors, TaskContext, Volume, VolumeId, topmost_first,
@@ -52,6 +52,8 @@ struct Known {
 pub(crate) struct ServedArrays {
     /// Those that volumes have lain on so far.
     known: Mutex<Vec<Known>>,
+    /// RAID volumes of LVM, as of when that could be seen last.
+    raid_volumes: Mutex<Vec<(String, Weak<md::Array>)>>,
     served: Arc<Served>,
     assembly: Arc<Mutex<Assembly>>,
     /// Where a disk that is brought in is told of.
@@ -88,6 +90,7 @@ impl ServedArrays {
     pub(crate) fn new(workers: &Workers, disks: Disks, offers: Offers) -> ServedArrays {
         let arrays = ServedArrays {
             known: Mutex::default(),
+            raid_volumes: Mutex::default(),
             served: workers.served.clone(),
             assembly: workers.assembly.clone(),
             disks,
@@ -375,6 +378,22 @@ impl Arrays for ServedArrays {
         self.known().iter().map(Known::status).collect()
     }
 
+    fn raid_volumes(&self) -> Vec<ArrayGauges> {
+        let mut known = lock(&self.raid_volumes);
+        // While a change has the assembly, those that there were: nobody waits for disks here.
+        if let Ok(assembly) = self.assembly.try_lock() {
+            *known = raid_volumes(&assembly);
+        }
+        let open = known.iter().filter_map(|(name, array)| Some((name, array.upgrade()?.status())));
+        let gauges = open.map(|(name, now)| ArrayGauges {
+            name: name.clone(),
+            members: u32::try_from(now.members.len()).unwrap_or(u32::MAX),
+            degraded: now.degraded,
+            sync: sync_status(&now.sync),
+        });
+        gauges.collect()
+    }
+
     fn act(&self, request: &ArrayRequest) -> Result<ArrayAnswer, Refusal> {
         let known = &self.find(&request.array)?;
         let done = match &request.verb {
@@ -422,15 +441,33 @@ impl Known {
             resync_from: now.resync_from.map(|from| from.0.saturating_mul(SECTOR)),
             dirty_chunks: now.dirty_chunks,
             devices: members.chain(replacements).chain(others).collect(),
-            sync: SyncStatus {
-                action: sync.action.to_string(),
-                done_sectors: sync.done.0,
-                total_sectors: sync.total.0,
-                speed_kib: sync.speed_kib,
-                mismatch_sectors: sync.mismatches.0,
-            },
+            sync: sync_status(sync),
         }
     }
+}
+
+/// What an array syncs, as the control API has it.
+pub(crate) fn sync_status(sync: &md::SyncStatus) -> SyncStatus {
+    SyncStatus {
+        action: sync.action.to_string(),
+        done_sectors: sync.done.0,
+        total_sectors: sync.total.0,
+        speed_kib: sync.speed_kib,
+        mismatch_sectors: sync.mismatches.0,
+    }
+}
+
+/// RAID volumes of LVM that are open. They are let go when they are removed, whoever has looked at them.
+fn raid_volumes(assembly: &Assembly) -> Vec<(String, Weak<md::Array>)> {
+    let of_group = |group: &blockwork_volume::lvm::Group| {
+        let raids = group.raids().map(|(lv, array)| {
+            (format!("{}/{}", group.name, group.text.lvs[lv.0].name), Arc::downgrade(array))
+        });
+        let mut raids: Vec<_> = raids.collect();
+        raids.sort_by(|(one, _), (other, _)| one.cmp(other));
+        raids
+    };
+    assembly.graph().groups.iter().flat_map(of_group).collect()
 }
 
 /// A device as the control API has it; `kind` tells of it where it is more than its state.

@@ -8,7 +8,7 @@
 //! taken from clients and could not be made is given back; (4) what is in use follows a text that is written whatever else fails, before
 //! the next change may give away what the text calls free.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use anyhow::Result;
@@ -19,6 +19,7 @@ use blockwork_engine::{Layer, Volume, VolumeId};
 use blockwork_format::escape;
 use blockwork_format::lvm2::VolumeGroup;
 use blockwork_format::lvm2::vg::{LvIndex, Message, SegmentType};
+use blockwork_layer::md;
 use blockwork_layer::thin::{Pool, VerbError};
 use blockwork_volume::lvm::edit::{Change, Commit, EditError};
 use blockwork_volume::lvm::served::{
@@ -651,6 +652,8 @@ struct Open {
     shown: Shown,
     pools: Vec<(LvIndex, Arc<Pool>)>,
     snapshots: HashMap<LvIndex, Fullness>,
+    /// Arrays of RAID volumes.
+    raids: BTreeMap<LvIndex, md::ArrayStatus>,
 }
 
 impl Open {
@@ -659,10 +662,19 @@ impl Open {
         let full =
             |(store, known): (&LvIndex, &KnownSnapshot)| Some((*store, Fullness::from(known.status()?)));
         let snapshots = group.snapshots.iter().filter_map(full).collect();
-        Open { shown: Shown::of(group, graph), pools, snapshots }
+        let raids = group.raids().map(|(lv, array)| (lv, array.status())).collect();
+        Open { shown: Shown::of(group, graph), pools, snapshots, raids }
     }
 
     fn fullness(&self, lv: LvIndex, mapped: &HashMap<(LvIndex, u64), u64>) -> Fullness {
+        let full = self.fullness_alone(lv, mapped);
+        match self.raids.get(&lv) {
+            Some(array) => full.with_sync(array, true),
+            None => full,
+        }
+    }
+
+    fn fullness_alone(&self, lv: LvIndex, mapped: &HashMap<(LvIndex, u64), u64>) -> Fullness {
         let pool_at = |lv: LvIndex| self.pools.iter().find(|(pool, _)| *pool == lv).map(|(_, pool)| pool);
         if let Some(pool) = pool_at(lv) {
             return Fullness::from(&pool.status());

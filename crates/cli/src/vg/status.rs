@@ -2,10 +2,11 @@
 
 use std::sync::Arc;
 
-use blockwork_daemon::{GroupStatus, LvStatus, PvStatus};
+use blockwork_daemon::{GroupStatus, LvStatus, PvStatus, SyncStatus};
 use blockwork_format::lvm2::VolumeGroup;
 use blockwork_format::lvm2::vg::{Area, LvIndex, PvIndex, SegmentType, Snapshot};
 use blockwork_format::{SECTOR_BYTES, escape};
+use blockwork_layer::md;
 use blockwork_layer::snapshot::SnapshotStatus;
 use blockwork_layer::thin::PoolStatus;
 use blockwork_volume::Graph;
@@ -13,22 +14,27 @@ use blockwork_volume::lvm::edit::FreeExtents;
 use blockwork_volume::lvm::served::{MergeState, TextMerge};
 use blockwork_volume::lvm::{Group, PoolUsage};
 
+use crate::serve::sync_status;
+
 /// Of a merge that nobody does now.
 const PLANNED: &str = "planned";
 
-/// How full a volume is.
+/// How full a volume is, and how much of it is in sync.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Fullness {
     data_percent: Option<f64>,
     metadata_percent: Option<f64>,
     /// As `dmsetup status` has it.
     status: Option<String>,
+    sync_percent: Option<f64>,
+    /// Of an array that is at work.
+    sync: Option<SyncStatus>,
 }
 
 impl From<SnapshotStatus> for Fullness {
     fn from(status: SnapshotStatus) -> Fullness {
         let (data_percent, status) = (status.percent(), Some(status.to_string()));
-        Fullness { data_percent, metadata_percent: None, status }
+        Fullness { data_percent, status, ..Fullness::default() }
     }
 }
 
@@ -38,6 +44,7 @@ impl From<&PoolStatus> for Fullness {
             data_percent: percent(pool.data_used, pool.data_blocks),
             metadata_percent: percent(pool.metadata_used, pool.metadata_blocks),
             status: Some(pool.to_string()),
+            ..Fullness::default()
         }
     }
 }
@@ -47,12 +54,19 @@ impl From<&PoolUsage> for Fullness {
         Fullness {
             data_percent: percent(pool.data_used, pool.data_blocks),
             metadata_percent: percent(pool.metadata_used, pool.metadata_blocks),
-            status: None,
+            ..Fullness::default()
         }
     }
 }
 
 impl Fullness {
+    /// With how much of its copies is in sync; where the array `is_at_work`, with what that does.
+    pub(crate) fn with_sync(self, array: &md::ArrayStatus, is_at_work: bool) -> Fullness {
+        let (done, total) = array.in_sync;
+        let sync = is_at_work.then(|| sync_status(&array.sync));
+        Fullness { sync_percent: percent(done.0, total.0), sync, ..self }
+    }
+
     /// Of a thin volume of so many sectors, of which so many blocks are mapped.
     pub(crate) fn of_thin(mapped: u64, block_sectors: u64, sectors: u64) -> Fullness {
         // The last block counts whole, as for LVM and `scan`, though the volume may end in it.
@@ -145,7 +159,7 @@ fn of_volume(
     fullness: Fullness,
 ) -> LvStatus {
     let volume = &vg.lvs[lv.0];
-    let Fullness { data_percent, metadata_percent, status } = fullness;
+    let Fullness { data_percent, metadata_percent, status, sync_percent, sync } = fullness;
     // Nothing is copied for that: Linux ends it when it finds nobody who has the origin open, and until then the origin is served as what it will be.
     let is_thin_merge = has_thin_merge(vg, lv);
     LvStatus {
@@ -159,6 +173,8 @@ fn of_volume(
         data_percent,
         metadata_percent,
         status,
+        sync_percent,
+        sync,
         merging: is_thin_merge || snapshot_of(vg, lv).is_some_and(|snapshot| snapshot.merging),
         merge: is_thin_merge.then(|| PLANNED.to_owned()),
         merge_failure: None,

@@ -29,6 +29,7 @@ mod serve_fuse;
 mod serve_group_failures;
 mod serve_group_merges;
 mod serve_group_snapshots;
+mod serve_group_sync;
 mod serve_groups;
 mod serve_io;
 mod serve_limits;

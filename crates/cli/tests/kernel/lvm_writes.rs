@@ -5,7 +5,7 @@ use std::fmt::Write;
 
 use crate::machine::{Facts, MIB, Machine, scribble};
 use crate::support::nbd::{fio, load};
-use crate::support::run;
+use crate::support::{run, until};
 
 /// Volumes of the group `vg`, by the arguments of `lvcreate`.
 const VOLUMES: &[(&str, &str)] = &[
@@ -168,5 +168,86 @@ fn a_leg_that_was_missing_gets_what_it_lacks_when_the_kernel_has_it_again() {
         );
         let recovered = facts.number(name, "recovered");
         assert!((1..4 * 2048).contains(&recovered), "{name}: {recovered} sectors were written to the leg");
+    }
+}
+
+/// RAID volumes that are resynced at 512 KiB/s of each leg.
+const SLOW: &[(&str, &str)] = &[
+    ("raid1", "--type raid1 -m 1 -R 64k -L 24M"),
+    ("raid10", "--type raid10 -i 2 -m 1 -I 64k -R 64k -L 24M"),
+    ("raid5", "--type raid5 -i 2 -I 64k -R 64k -L 48M"),
+];
+
+/// What `lv show` has of a volume that is served, or of one on disks.
+fn percent_shown(machine: &Machine, name: &str, disks: &[&str]) -> f64 {
+    let volume = format!("vg/{name}");
+    let args = [&["lv", "show", "--json", &volume][..], disks].concat();
+    let said = run(&mut machine.scratch.blockwork(args));
+    let all: serde_json::Value = serde_json::from_str(&said).expect("JSON");
+    all[0]["sync_percent"].as_f64().unwrap_or_else(|| panic!("{said}"))
+}
+
+#[test]
+fn how_much_of_a_volume_is_in_sync_is_as_lvs_has_it_whoever_has_resynced_it_so_far() {
+    let mut machine = Machine::new();
+    for disk in ["a", "b", "c", "d"] {
+        machine.disk(disk, 80 * MIB);
+    }
+    let on_disks = ["--disk", "a", "b", "c", "d"];
+    let percent =
+        |facts: &Facts<'_>, name: &str| facts.get(name, "percent").parse::<f64>().expect("a number");
+    let mut make = String::from(
+        "vgcreate -s 256k vg /d/? >&2
+         percent() { lvs --noheadings -o sync_percent vg/$1 | tr -d ' '; }
+         begun() { local p=$(percent $1); [ ${p%.*} -ge 15 ]; }\n",
+    );
+    for (name, create) in SLOW {
+        writeln!(
+            make,
+            "lvcreate -y {create} --minrecoveryrate 512k --maxrecoveryrate 512k -n {name} vg >&2
+             wait_for begun {name}
+             fact {name} percent $(percent {name})
+             lvchange -an vg/{name} >&2"
+        )
+        .expect("text");
+    }
+    let made = machine.run(&make);
+    for (name, _) in SLOW {
+        let (theirs, ours) = (percent(&Facts(&made.stdout), name), percent_shown(&machine, name, &on_disks));
+        // It went on for a moment.
+        assert!((theirs..theirs + 20.0).contains(&ours), "{name}: {ours}, and by lvs it was {theirs} before");
+    }
+
+    let slowly = ["--set", "raid:sync_speed_min=256", "--set", "raid:sync_speed_max=256"];
+    let at_rest = SLOW.iter().map(|(name, _)| percent_shown(&machine, name, &on_disks)).collect::<Vec<_>>();
+    let served = machine.serve(&["a", "b", "c", "d"], &slowly);
+    let mut before = Vec::new();
+    for ((name, _), at_rest) in SLOW.iter().zip(at_rest) {
+        until("it goes on", || percent_shown(&machine, name, &[]) > at_rest + 2.0);
+        before.push(percent_shown(&machine, name, &[]));
+    }
+    served.stop();
+    let mut judge = String::new();
+    for (name, _) in SLOW {
+        writeln!(
+            judge,
+            "lvchange -ay vg/{name} >&2
+             fact {name} percent $(lvs --noheadings -o sync_percent vg/{name})
+             in_sync() {{ [ $(lvs --noheadings -o sync_percent vg/{name}) = 100.00 ]; }}
+             lvchange --minrecoveryrate 0 --maxrecoveryrate 0 vg/{name} >&2
+             wait_for in_sync
+             lvchange -an vg/{name} >&2"
+        )
+        .expect("text");
+    }
+    let judged = machine.run(&judge);
+    for ((name, _), before) in SLOW.iter().zip(before) {
+        let theirs = percent(&Facts(&judged.stdout), name);
+        // By whole regions of the bitmap.
+        assert!(
+            (before - 1.0..before + 30.0).contains(&theirs),
+            "{name}: {theirs} by lvs, after our {before}"
+        );
+        assert_eq!(percent_shown(&machine, name, &on_disks), 100.0, "{name}");
     }
 }

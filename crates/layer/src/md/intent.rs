@@ -328,10 +328,13 @@ impl Intent {
 
     /// How many chunks are set on disk, and how many of those are not kept.
     pub(super) fn dirty_chunks(&self) -> (u64, u64) {
-        let kept: u64 =
-            self.kept.all_words().iter().map(|w| u64::from(w.load(Ordering::Acquire).count_ones())).sum();
         let dirty = self.disk().bits.dirty_chunks();
-        (dirty, dirty.saturating_sub(kept))
+        (dirty, dirty.saturating_sub(self.kept_chunks()))
+    }
+
+    /// In how many chunks mirrors may differ.
+    pub(super) fn kept_chunks(&self) -> u64 {
+        self.kept.all_words().iter().map(|word| u64::from(word.load(Ordering::Acquire).count_ones())).sum()
     }
 
     /// How often the upkeep looks for chunks to clear.

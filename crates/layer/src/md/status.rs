@@ -9,7 +9,7 @@ use super::form::Form;
 use super::gate::GateState;
 use super::geometry::Geometry;
 use super::member::Member;
-use super::sync_status::SyncStatus;
+use super::sync_status::{SyncAction, SyncStatus};
 
 /// How a member is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,6 +62,9 @@ pub struct ArrayStatus {
     pub faulty: Vec<MemberStatus>,
     /// What is done with the copies.
     pub sync: SyncStatus,
+    /// How much is in sync, of how much: of what is being synced, or, where nothing is, by what is on record. As dm-raid's ratio, of which
+    /// `lvs` makes Cpy%Sync; but what a bitmap has clear counts, wherever it lies.
+    pub in_sync: (Sectors, Sectors),
     /// Members that are missing, failed or not in sync.
     pub degraded: usize,
     /// The superblocks say that writes may be under way.
@@ -77,7 +80,7 @@ pub struct ArrayStatus {
 impl Array {
     /// How it is now.
     pub fn status(&self) -> ArrayStatus {
-        let Form { geometry, intent, .. } = self.form();
+        let (Form { geometry, intent, .. }, sync) = (self.form(), self.sync_status());
         let members: Vec<_> = (0..geometry.members()).map(|role| self.member_status(role)).collect();
         let degraded = members.iter().filter(|member| member.state != MemberState::InSync).count();
         let of_role = |(role, holders): (u16, Holders)| {
@@ -104,13 +107,34 @@ impl Array {
             replacements: self.devices.roles().filter_map(of_role).collect(),
             spares: without_role(false),
             faulty: without_role(true),
-            sync: self.sync_status(),
+            in_sync: self.in_sync(&sync),
+            sync,
             degraded,
             active: self.gate.state() != GateState::Clean,
             events: self.books().events,
             resync_from: self.resync_from(),
             dirty_chunks: intent.as_ref().map(|intent| intent.dirty_chunks().0),
         }
+    }
+
+    fn in_sync(&self, sync: &SyncStatus) -> (Sectors, Sectors) {
+        if sync.action != SyncAction::Idle {
+            return (sync.done, sync.total);
+        }
+        if let Some((device, role)) = self.next_to_recover() {
+            let recovered = self.devices.get(device).and_then(Member::recovered);
+            let total = self.geometry().sectors_on_member(role);
+            return (recovered.map_or(total, |end| Sectors(end.0.min(total.0))), total);
+        }
+        let total = self.geometry().sync_sectors();
+        let is_whole = self.devices.roles().all(|(_, holders)| holders.member().is_some());
+        let left = match (self.intent(), self.resync_from()) {
+            // What is set there may be what a member lacks that is away.
+            (Some(_), None) if !is_whole => 0,
+            (Some(intent), _) => intent.kept_chunks().saturating_mul(intent.chunk_sectors()),
+            (None, from) => from.map_or(0, |from| total.0.saturating_sub(from.0)),
+        };
+        (Sectors(total.0.saturating_sub(left)), total)
     }
 
     fn member_status(&self, role: u16) -> MemberStatus {

@@ -243,7 +243,7 @@ impl Array {
     }
 
     /// A device that lacks data of its role, and is there.
-    fn next_to_recover(&self) -> Option<(DeviceIndex, u16)> {
+    pub(super) fn next_to_recover(&self) -> Option<(DeviceIndex, u16)> {
         let of_role = |role| {
             let holders = self.devices.holders(role);
             let lacks = |index: &DeviceIndex| {

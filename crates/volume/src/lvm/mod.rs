@@ -28,6 +28,7 @@ use std::sync::Arc;
 use blockwork_engine::Layer;
 use blockwork_format::lvm2::VolumeGroup;
 use blockwork_format::lvm2::vg::{Area as AreaOf, LvIndex};
+use blockwork_layer::md::Array;
 use blockwork_layer::snapshot::{Family, Merge};
 
 use crate::graph::DeviceId;
@@ -62,13 +63,22 @@ pub struct Group {
     /// Of each origin that is open: what it shares with its snapshots.
     pub(crate) families: HashMap<LvIndex, Arc<Family>>,
     /// Of each RAID volume that is open: its array, of which there must not be two.
-    pub(crate) arrays: HashMap<LvIndex, Arc<dyn Layer>>,
+    pub(crate) arrays: HashMap<LvIndex, OpenArray>,
     /// Of each origin that is served while a snapshot is merged into it: that merge.
     pub merges: HashMap<LvIndex, Arc<Merge>>,
     /// Why none of its volumes may be written.
     pub read_only: Option<String>,
     /// What people should know.
     pub warnings: Vec<String>,
+}
+
+/// A RAID volume that is open.
+#[derive(Debug)]
+pub(crate) struct OpenArray {
+    /// The volume's layer.
+    pub(crate) layer: Arc<dyn Layer>,
+    /// What keeps its copies; none of a RAID0, which has none, and of several segments, of which none is the volume.
+    pub(crate) copies: Option<Arc<Array>>,
 }
 
 /// Of each origin: what it is made of, and so are its snapshots. Good for as long as no device comes that one of them is made of.
@@ -78,6 +88,11 @@ impl Group {
     /// The device of a logical volume that has one.
     pub fn lv(&self, lv: LvIndex) -> Option<DeviceId> {
         self.lvs.get(lv.0).copied().flatten()
+    }
+
+    /// The arrays of RAID volumes that are open and have copies, or a parity.
+    pub fn raids(&self) -> impl Iterator<Item = (LvIndex, &Arc<Array>)> {
+        self.arrays.iter().filter_map(|(lv, array)| Some((*lv, array.copies.as_ref()?)))
     }
 
     /// The devices that a logical volume is made of, as far as they are there. An origin and its snapshots, which are built

@@ -145,6 +145,7 @@ impl Volume {
         let array = Array::new(node, config).map_err(|error| error.to_string())?;
         let speed = assembly.set_sync_speed(&self.name, NodeKind::Raid, &array, (None, None));
         speed.map_err(|error| error.to_string())?;
+        self.copies = is_redundant.then(|| array.clone());
         if size == sectors {
             return Ok(array);
         }

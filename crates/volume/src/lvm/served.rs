@@ -200,7 +200,7 @@ impl Assembly {
         for (lv, array) in std::mem::take(&mut known.arrays) {
             match now(lv) {
                 Some(now) => drop(known.arrays.insert(now, array)),
-                None => gone_arrays.push(array),
+                None => gone_arrays.push(array.layer),
             }
         }
         let (mut kept, partitions) = (Vec::new(), self.partitions());

@@ -10,8 +10,10 @@ use blockwork_engine::{Layer, NodeId, NodeKind, Sector, Sectors};
 use blockwork_format::escape;
 use blockwork_format::lvm2::VolumeGroup;
 use blockwork_format::lvm2::vg::{Area, LvIndex, RaidLevel, Segment as SegmentText, SegmentType};
+use blockwork_layer::md::Array;
 use blockwork_layer::{ErrorTarget, Linear, Segment, Stripe, Striped, Table, Zero};
 
+use super::OpenArray;
 use crate::assembly::Assembly;
 use crate::graph::{DeviceId, DeviceKind, GroupId, Stack};
 use crate::nodes::MAJOR_DM;
@@ -73,15 +75,18 @@ impl Assembly {
         name: String,
     ) -> Built {
         if let Some(array) = self.graph.groups[group.0].arrays.get(&lv) {
-            return Ok(array.clone());
+            return Ok(array.layer.clone());
         }
-        let built = Volume::new(device, group, lv, name).build(self)?;
+        let mut volume = Volume::new(device, group, lv, name);
+        let layer = volume.build(self)?;
         let known = &mut self.graph.groups[group.0];
         let is_raid = |segment: &SegmentText| matches!(segment.kind, SegmentType::Raid { .. });
-        if known.text.lvs[lv.0].segments.iter().any(is_raid) {
-            known.arrays.insert(lv, built.clone());
+        let segments = &known.text.lvs[lv.0].segments;
+        if segments.iter().any(is_raid) {
+            let copies = volume.copies.take().filter(|_| segments.len() == 1);
+            known.arrays.insert(lv, OpenArray { layer: layer.clone(), copies });
         }
-        Ok(built)
+        Ok(layer)
     }
 }
 
@@ -93,14 +98,16 @@ pub(super) struct Volume {
     pub(super) name: String,
     /// Numbers of its layers so far.
     nodes: HashMap<&'static str, NodeId>,
+    /// What keeps the copies of its last RAID segment.
+    pub(super) copies: Option<Arc<Array>>,
 }
 
 impl Volume {
     pub(super) fn new(device: DeviceId, group: GroupId, lv: LvIndex, name: String) -> Volume {
-        Volume { device, group, lv, name, nodes: HashMap::new() }
+        Volume { device, group, lv, name, nodes: HashMap::new(), copies: None }
     }
 
-    pub(super) fn build(mut self, assembly: &mut Assembly) -> Built {
+    pub(super) fn build(&mut self, assembly: &mut Assembly) -> Built {
         let text = assembly.graph.groups[self.group.0].text.clone();
         let segments = &text.lvs[self.lv.0].segments;
         if let [only] = &segments[..] {
