@@ -147,10 +147,6 @@ fn heed<T>(
 /// What of `--disk A B C` is a disk, and which volumes are named: what follows the first of a `--disk`, is no file and
 /// reads like a volume's name is one, since `--disk a.img vg0/root` would be one too many otherwise.
 fn disks_and_volumes(args: &ServeArgs) -> (Vec<String>, Vec<String>) {
-    let is_disk = |spec: &str| {
-        let path = spec.split(',').next().unwrap_or(spec);
-        ["null:", "memory:"].iter().any(|kind| spec.starts_with(kind)) || Path::new(path).exists()
-    };
     let mut disks = Vec::new();
     let mut volumes = Vec::new();
     for (i, spec) in args.disk.iter().enumerate() {
@@ -159,6 +155,11 @@ fn disks_and_volumes(args: &ServeArgs) -> (Vec<String>, Vec<String>) {
     }
     volumes.extend(args.volumes.iter().cloned());
     (disks, volumes)
+}
+
+fn is_disk(spec: &str) -> bool {
+    let path = spec.split(',').next().unwrap_or(spec);
+    ["null:", "memory:"].iter().any(|kind| spec.starts_with(kind)) || Path::new(path).exists()
 }
 
 /// `disk/a.img/1`, `md/data`, `md:data`, `vg0/root`: a path below here that leads through a folder is none of these.
@@ -170,6 +171,20 @@ fn reads_like_a_volume(spec: &str) -> bool {
     let first = parts.next().unwrap_or_default();
     let is_name = |part: &str| !part.is_empty() && part != "." && part != "..";
     is_name(first) && spec.contains('/') && parts.all(is_name) && !Path::new(first).is_dir()
+}
+
+/// Of `--disk A B vg0`, where `vg0` is no file: what is wrong with it, if it is a volume group on those disks.
+fn group_named(specs: &[String]) -> Option<anyhow::Error> {
+    let (names, disks): (Vec<String>, Vec<String>) =
+        specs.iter().cloned().partition(|spec| !spec.contains('/') && !is_disk(spec));
+    if names.is_empty() {
+        return None;
+    }
+    let plan = Plan { disks, read_only: true, unlocked: true, ..Plan::default() };
+    let mut assembly = Assembly::open(plan).ok()?;
+    let is_group = |name: &&String| assembly.graph().groups.iter().any(|group| group.name == **name);
+    let name = names.iter().find(is_group)?;
+    Some(assembly.choose(std::slice::from_ref(name)).err()?.into())
 }
 
 /// The sockets of `--nbd`. A server in its sandbox cannot bind any over TCP, so it has them before; another one when it has something to serve.
@@ -188,7 +203,7 @@ fn plan(args: &ServeArgs, disks: &[String]) -> Result<Plan> {
 }
 
 fn assemble(args: &ServeArgs, disks: &[String]) -> Result<Assembly> {
-    Ok(Assembly::open(plan(args, disks)?)?)
+    Assembly::open(plan(args, disks)?).map_err(|error| group_named(disks).unwrap_or(error.into()))
 }
 
 /// The volumes that were named, or all. Says what there is to know about the disks, and which volumes are not as one

@@ -24,7 +24,7 @@ use crate::arrays::{ArrayAnswer, ArrayList, ArrayRequest, ArrayStatus, volume_ca
 use crate::directory::{self, DirectoryError, control_dir, shown};
 use crate::exports::{ExportAnswer, ExportRequest};
 use crate::groups::{GroupAnswer, GroupList, GroupRequest, GroupStatus, PoolList, PoolRequest};
-use crate::status::Status;
+use crate::status::{Status, VolumeStatus};
 
 /// Longest answer that is read into memory, bytes.
 const ANSWER_BYTES_MAX: usize = 16 << 20;
@@ -113,6 +113,18 @@ pub enum ClientError {
         name: String,
         /// Those that are served, escaped.
         there: Vec<String>,
+    },
+    /// A server has it when its disks are open.
+    #[error("the {what} {name} is on disks of server {pid}, which are not open: {why}")]
+    Away {
+        /// What was looked for.
+        what: &'static str,
+        /// Its name, escaped.
+        name: String,
+        /// The server's process.
+        pid: u32,
+        /// Why, escaped.
+        why: String,
     },
     /// Several servers have it.
     #[error("the {what} {name} is served by several servers: {}; ask one of their sockets", .sockets.join(", "))]
@@ -332,8 +344,15 @@ fn find_place(
     name: &str,
     names_at: impl Fn(&Path) -> Result<Vec<String>, ClientError>,
 ) -> Result<PathBuf, ClientError> {
-    let (mut found, mut there) = (Vec::new(), Vec::new());
+    let (mut found, mut there, mut away) = (Vec::new(), Vec::new(), None);
     for server in servers()? {
+        if let Some(why) = &server.status.away {
+            // Its lists are empty meanwhile, and its volumes known.
+            let is_of_it = |volume: &VolumeStatus| volume.name.split_once('/').is_some_and(|it| it.0 == name);
+            if server.status.volumes.iter().any(is_of_it) {
+                away = Some((server.pid, escape(why)));
+            }
+        }
         let names = names_at(&server.socket).unwrap_or_else(|error| {
             // One that is ending is no reason not to find what another has.
             log::warn!("{error}");
@@ -346,7 +365,10 @@ fn find_place(
     }
     match found.len() {
         1 => Ok(found.remove(0)),
-        0 => Err(ClientError::Nowhere { what, name: escape(name), there }),
+        0 => Err(match away {
+            Some((pid, why)) => ClientError::Away { what, name: escape(name), pid, why },
+            None => ClientError::Nowhere { what, name: escape(name), there },
+        }),
         _ => {
             let sockets = found.iter().map(|socket| shown(socket)).collect();
             Err(ClientError::Several { what, name: escape(name), sockets })

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use blockwork_engine::{Layer, Misaligned, NodeId, SECTOR, Volume, topmost_first};
 use blockwork_format::escape;
+use blockwork_format::lvm2::vg::LvIndex;
 
 use crate::assembly::Assembly;
 use crate::error::VolumeError;
@@ -71,6 +72,7 @@ impl Assembly {
     fn named(&self, name: &str) -> Result<DeviceId, VolumeError> {
         let found = self.graph.find(name);
         let Some(id) = found.filter(|id| self.graph.device(*id).is_offered || self.is_part(*id)) else {
+            self.check_is_no_group(name)?;
             let mut names: Vec<&str> =
                 self.volumes(|_| true).iter().map(|id| &*self.graph.device(*id).name).collect();
             let more = names.len().saturating_sub(NAMES_SHOWN);
@@ -91,6 +93,25 @@ impl Assembly {
             return Err(VolumeError::Refused { name: name.to_owned(), what });
         }
         Ok(id)
+    }
+
+    /// A group has volumes, and is none.
+    fn check_is_no_group(&self, name: &str) -> Result<(), VolumeError> {
+        let Some(group) = self.graph.groups.iter().find(|group| group.name == name) else { return Ok(()) };
+        let ids = (0..group.text.lvs.len()).filter_map(|lv| group.lv(LvIndex(lv)));
+        let offered = ids.map(|id| self.graph.device(id));
+        let offered = offered.filter(|device| device.is_offered && !self.is_pool(&device.name));
+        let mut names: Vec<String> = offered.map(|device| escape(&device.name)).collect();
+        let more = names.len().saturating_sub(NAMES_SHOWN);
+        names.truncate(NAMES_SHOWN);
+        let what = match (&names[..], more) {
+            ([], _) => "it is a volume group without volumes".to_owned(),
+            (names, 0) => format!("it is a volume group: name volumes of it: {}", names.join(", ")),
+            (names, more) => {
+                format!("it is a volume group: name volumes of it: {} and {more} more", names.join(", "))
+            }
+        };
+        Err(VolumeError::Refused { name: name.to_owned(), what })
     }
 
     /// Whether it is a logical volume that nobody sees.

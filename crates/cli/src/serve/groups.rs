@@ -129,7 +129,19 @@ impl ServedGroups {
         Err(Refusal::new(RefusalKind::Conflict, why))
     }
 
+    /// What is refused for want of `--force`, and would be with it as well, is refused for that reason at once.
     fn plan(&self, request: &GroupRequest) -> Result<Planned, Refusal> {
+        self.plan_as_asked(request).map_err(|refusal| {
+            let mut forced = request.clone();
+            match &mut forced.change {
+                Change::Resize { may_shrink, .. } if !*may_shrink => *may_shrink = true,
+                _ => return refusal,
+            }
+            self.plan_as_asked(&forced).err().unwrap_or(refusal)
+        })
+    }
+
+    fn plan_as_asked(&self, request: &GroupRequest) -> Result<Planned, Refusal> {
         let mut assembly = self.assembly();
         self.check_room(&assembly)?;
         let author = author_of(request.command.as_deref()).map_err(failed)?;
@@ -460,6 +472,18 @@ impl ServedGroups {
         names.iter().filter_map(note).collect()
     }
 
+    /// What is new is not served by who was told which volumes to serve. A pool never is.
+    fn unserved(&self, name: &str) -> Option<String> {
+        let is_pool = self.assembly().is_pool(name);
+        (!is_pool).then(|| {
+            format!(
+                "{}: it is not served, since this server was told which volumes to serve: it would be if it were made with --serve, and is by \
+                 the next server that names it",
+                escape(name)
+            )
+        })
+    }
+
     fn rename(&self, old: &str, new: &str) -> Result<()> {
         let Some((id, volume)) = self.served.find(old) else { return Ok(()) };
         let mut volume = volume;
@@ -572,6 +596,8 @@ impl ServedGroups {
         }
         if self.serves_all || request.serve {
             notes.extend(self.add_all(&added));
+        } else {
+            notes.extend(added.iter().filter_map(|name| self.unserved(name)));
         }
         self.watch_pools();
         let said = match &request.change {

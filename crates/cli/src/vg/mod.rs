@@ -39,8 +39,7 @@ fn create(args: &CreateArgs) -> Result<()> {
 }
 
 fn extend(args: &ExtendArgs) -> Result<()> {
-    let disks = [&args.disk[..], &args.devices].concat();
-    let mut editor = GroupEditor::open(&disks, &args.group, author()?)?;
+    let mut editor = target::open_alone(&args.disk, &args.devices, &args.group)?;
     let new: Vec<&String> = args.devices.iter().filter(|device| !editor.has_device(device)).collect();
     if new.is_empty() {
         anyhow::bail!("{}: all of these disks belong to it already; name one that does not", args.group);
@@ -56,8 +55,7 @@ fn reduce(args: &ReduceArgs) -> Result<()> {
     // A UUID names no disk: that one is among the others.
     let is_disk = |device: &&String| blockwork_format::lvm2::Uuid::from_text(device).is_none();
     let own: Vec<String> = args.devices.iter().filter(is_disk).cloned().collect();
-    let disks = [&args.disk[..], &own].concat();
-    let mut editor = GroupEditor::open(&disks, &args.group, author()?)?;
+    let mut editor = target::open_alone(&args.disk, &own, &args.group)?;
     for device in &args.devices {
         editor.remove_device(device)?;
     }
@@ -66,7 +64,7 @@ fn reduce(args: &ReduceArgs) -> Result<()> {
 }
 
 fn rename(args: &RenameArgs) -> Result<()> {
-    let mut editor = GroupEditor::open(&args.disks.disk, &args.group, author()?)?;
+    let mut editor = target::open_alone(&args.disks.disk, &[], &args.group)?;
     editor.draft_mut().rename_group(&args.new)?;
     commit(&mut editor)?;
     announce(&editor, &format!("{} is {} now", args.group, args.new), None, args.disks.json)

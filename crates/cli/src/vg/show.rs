@@ -34,8 +34,14 @@ pub(crate) fn groups(assembly: &Assembly, name: Option<&str>) -> Result<Vec<Show
 
 /// The groups of running servers, as full as they are now, or the one of that name.
 pub(crate) fn served(name: Option<&str>) -> Result<Vec<GroupStatus>> {
-    let mut found = Vec::new();
+    let (mut found, mut away) = (Vec::new(), String::new());
     for server in servers()? {
+        if let Some(why) = &server.status.away {
+            let volumes: Vec<String> = server.status.volumes.iter().map(|it| escape(&it.name)).collect();
+            let (pid, volumes, why) = (server.pid, volumes.join(", "), escape(why));
+            away += &format!("; the disks of server {pid}, which has {volumes}, are not open: {why}");
+            continue;
+        }
         match groups_at(&server.socket) {
             Ok(groups) => found.extend(groups),
             // One that is ending is no reason not to show what others have.
@@ -49,8 +55,11 @@ pub(crate) fn served(name: Option<&str>) -> Result<Vec<GroupStatus>> {
         let what = name
             .map_or_else(|| "a volume group".to_owned(), |name| format!("the volume group {}", escape(name)));
         bail!(
-            "no running server serves {what} (served are: {there}); to read disks, add --disk DISK... (all of the group's)"
+            "no running server serves {what} (served are: {there}){away}; to read disks, add --disk DISK... (all of the group's)"
         );
+    }
+    if name.is_none() && !away.is_empty() {
+        log::warn!("not all groups are shown{away}");
     }
     Ok(found)
 }

@@ -102,6 +102,28 @@ fn grown_pool(editor: &GroupEditor, change: &Change, made: &Made) -> Result<Opti
     }
 }
 
+/// Opens a group, on disks that were named for that and on some that something is to be done to, for what is done while nobody serves it.
+pub(crate) fn open_alone(named: &[String], own: &[String], group: &str) -> Result<GroupEditor> {
+    GroupEditor::open(&[named, own].concat(), group, author()?).map_err(|error| {
+        let (name, is_absent) = (escape(group), matches!(error, EditError::Absent { .. }));
+        // Without its disks, the group is not found; with them, they are locked.
+        if (is_absent || is_locked(&error)) && find_group(group).is_ok() {
+            return anyhow!(
+                "the volume group {name} is served, and its disks and its name change only while it is not: stop that server, then name all \
+                 of the group's disks by --disk DISK..."
+            );
+        }
+        if is_absent && named.is_empty() {
+            return anyhow!("{error}; name the disks that {name} has: --disk DISK...");
+        }
+        error.into()
+    })
+}
+
+fn is_locked(error: &EditError) -> bool {
+    matches!(error, EditError::Volume(VolumeError::Leaf(LeafError::InUse { .. })))
+}
+
 /// Opens a group to change it. What a change before has left to be told to pools is told first: it was cut short.
 pub(crate) fn open(disks: &[String], group: &str) -> Result<GroupEditor> {
     let mut editor = GroupEditor::open(disks, group, author()?).map_err(|error| in_use(error, group))?;
@@ -183,14 +205,16 @@ fn both_ways(error: ClientError) -> anyhow::Error {
                 "{error}; serve it, or have this command open its disks: add --disk DISK... (all of the group's)"
             )
         }
+        ClientError::Away { .. } => {
+            anyhow!("{error}; have this command open them: add --disk DISK... (all of the group's)")
+        }
         error => error.into(),
     }
 }
 
 /// A group that is served is best changed through its server.
 fn in_use(error: EditError, group: &str) -> anyhow::Error {
-    let is_locked = matches!(&error, EditError::Volume(VolumeError::Leaf(LeafError::InUse { .. })));
-    if is_locked && find_group(group).is_ok() {
+    if is_locked(&error) && find_group(group).is_ok() {
         let group = escape(group);
         return anyhow!(
             "{error}; a running server has {group}: without --disk, this command asks that server"

@@ -148,6 +148,8 @@ fn what_a_pool_cannot_be_is_refused_and_nothing_is_written() {
     lab.verb(&["lv", "create", "vg/one", "--thin", "pool", "-V", "1G"]);
     let said = lab.refused(&["lv", "remove", "vg/pool"]);
     assert!(said.contains("these volumes are made of it: one"), "{said}");
+    let said = lab.refused(&["lv", "snapshot", "vg/one", "--size", "8M", "--name", "snap"]);
+    assert!(said.contains("whose snapshots lie in its pool") && said.contains("leave out --size"), "{said}");
     let said = lab.refused(&["lv", "resize", "vg/pool", "--size", "-8M", "--force"]);
     assert!(said.contains("do not become smaller"), "{said}");
     // Metadata of which LVM's text and the pool have different numbers is not touched.

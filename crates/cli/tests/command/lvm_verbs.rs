@@ -341,6 +341,7 @@ fn what_cannot_be_is_refused_with_the_reason_and_nothing_is_written() {
         (&["lv", "rename", "vg/lv", "other/lv"], "expected a name in vg, not in other"),
         (&["vg", "tag", "vg", "--addtag", "a b"], "the tag \"a b\""),
         (&["vg", "reduce", "vg", "a"], "these volumes lie on it: lv"),
+        (&["vg", "extend", "none", "a"], "there is no volume group \"none\"; there are: vg"),
         (&["vg", "extend", "vg", "a", "b"], "all of these disks belong to it already"),
         (&["vg", "create", "other", "a"], "it is a physical volume of the group vg"),
     ] {
@@ -353,6 +354,10 @@ fn what_cannot_be_is_refused_with_the_reason_and_nothing_is_written() {
             && one.contains("a change needs all disks of the group, each once and up to date"),
         "{one}"
     );
+
+    lab.scratch.sparse("c", 16 << 20);
+    let alone = run_refused(&mut lab.scratch.blockwork(["vg", "extend", "vg", "c"]));
+    assert!(alone.ends_with("; name the disks that vg has: --disk DISK...\n"), "{alone}");
 
     let server = lab.scratch.serve(["--disk", "a", "b", "vg/lv"]);
     let busy = lab.refused(&["lv", "remove", "vg/lv"]);

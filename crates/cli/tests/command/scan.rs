@@ -414,10 +414,12 @@ fn what_is_no_disk_is_refused_with_a_remedy() {
     };
     let said = refused("nowhere.img");
     assert!(said.contains("nowhere.img: open: No such file or directory"), "{said}");
-    assert!(said.contains("create it first (truncate -s 10G FILE)"), "{said}");
+    assert!(said.ends_with("; correct the path\n"), "who looks wants no new disk: {said}");
     assert_eq!(said.matches("No such file").count(), 1, "it is said once: {said}");
     let said = refused(&scratch.at(""));
     assert!(said.contains("is a folder; a disk is a regular file or a block device"), "{said}");
+    let said = run_refused(&mut scratch.blockwork(["vg", "create", "vg", "nowhere.img"]));
+    assert!(said.contains("create it first (truncate -s 10G FILE)"), "{said}");
     let done = output(&mut scratch.blockwork(["scan"]));
     assert_eq!(done.status.code(), Some(2), "no disk is wrong usage: {}", both(&done));
 }

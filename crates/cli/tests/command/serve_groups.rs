@@ -6,7 +6,7 @@ use std::path::Path;
 
 use crate::support::lvm::Lab;
 use crate::support::nbd::{fio, holder, load, nbdload, python};
-use crate::support::{Background, Server, output, run, run_refused, tool, until};
+use crate::support::{Background, Server, both, output, run, run_refused, tool, until};
 use blockwork_format::virtio::blk::{request, status};
 use serde_json::Value;
 use vhostload::{Disk, Options, Request};
@@ -386,6 +386,7 @@ fn plain_volumes_come_grow_and_go_while_others_are_served() {
     let lab = Lab::new(&[("a", 81), ("b", 81)]);
     lab.verb(&["vg", "create", "vg", "a", "b"]);
     lab.verb(&["lv", "create", "vg/root", "--size", "8M"]);
+    lab.scratch.sparse("c", 81 << 20);
     let server = lab.scratch.serve(["--disk", "a", "b"]);
     let uri = |name: &str| lab.scratch.uri(name);
     python(&format!(
@@ -411,7 +412,18 @@ fn plain_volumes_come_grow_and_go_while_others_are_served() {
     for (args, expected) in [
         (&["lv", "remove", "vg/root"][..], "vg/root is in use: 1 NBD client has it open"),
         (&["lv", "resize", "vg/root", "--size", "8M", "--force"], "stop serving it first"),
+        (&["lv", "resize", "vg/root", "--size", "8M"], "stop serving it first"),
         (&["lv", "create", "vg/root", "--size", "4M"], "exists already"),
+        (
+            &["vg", "extend", "vg", "c"],
+            "the volume group vg is served, and its disks and its name change only",
+        ),
+        (
+            &["vg", "extend", "vg", "c", "--disk", "a", "b"],
+            "stop that server, then name all of the group's disks",
+        ),
+        (&["vg", "reduce", "vg", "b"], "the volume group vg is served"),
+        (&["vg", "rename", "vg", "new", "--disk", "a", "b"], "the volume group vg is served"),
         (
             &["lv", "create", "other/x", "--size", "4M"],
             "no running server serves the volume group other; served are: vg",
@@ -442,9 +454,18 @@ fn plain_volumes_come_grow_and_go_while_others_are_served() {
 #[test]
 fn a_server_that_was_told_what_to_serve_serves_no_more_unless_it_is_told_to() {
     let lab = pool(16, 81);
+    lab.verb(&["lv", "create", "vg/two", "--size", "4M"]);
+    for args in [&["--disk", "a", "vg"][..], &["--disk", "a", "--read-only", "vg"]] {
+        let said = lab.scratch.refused(args);
+        assert!(said.contains("vg: it is a volume group: name volumes of it: vg/one, vg/two"), "{said}");
+    }
+    lab.verb(&["lv", "remove", "vg/two"]);
     let server = lab.scratch.serve(["--disk", "a", "vg/one"]);
-    served(&lab, &["lv", "snapshot", "vg/one", "--name", "hidden"]);
-    served(&lab, &["lv", "snapshot", "vg/one", "--name", "seen", "--serve"]);
+    let said = |args: &[&str]| both(&output(&mut lab.scratch.blockwork(args)));
+    let hidden = said(&["lv", "snapshot", "vg/one", "--name", "hidden"]);
+    assert!(hidden.contains("vg/hidden: it is not served") && hidden.contains("with --serve"), "{hidden}");
+    let seen = said(&["lv", "snapshot", "vg/one", "--name", "seen", "--serve"]);
+    assert!(!seen.contains("not served"), "{seen}");
     let list = run(tool("nbdinfo").args(["--list", &lab.scratch.uri("")]));
     assert!(list.contains("vg/seen") && !list.contains("vg/hidden"), "{list}");
     served(&lab, &["lv", "remove", "vg/hidden"]);

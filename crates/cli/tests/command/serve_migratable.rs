@@ -365,6 +365,32 @@ fn it_tells_why_its_disks_are_not_open() {
 }
 
 #[test]
+fn who_asks_for_a_group_whose_disks_are_not_open_is_told_so() {
+    let Stack { scratch, serve, .. } = thin();
+    let server = start(&scratch, "here", &serve);
+    let is_away =
+        format!("the disks of server {}, which has vg/one, are not open: no guest uses them", server.pid());
+    for verb in [&["vg", "show"][..], &["vg", "show", "vg"], &["lv", "show"], &["lv", "show", "vg/one"]] {
+        let said = run_refused(&mut scratch.blockwork(verb));
+        assert!(said.contains(&is_away) && said.contains("add --disk DISK..."), "{verb:?}: {said}");
+    }
+    let create = ["lv", "create", "vg/two", "--size", "4M"];
+    let said = run_refused(&mut scratch.blockwork(create));
+    let on_disks = format!("the volume group vg is on disks of server {}, which are not open", server.pid());
+    assert!(said.contains(&on_disks) && said.contains("add --disk DISK..."), "{said}");
+    // Of groups of others nothing is missing.
+    scratch.sparse("other.img", 16 * MIB);
+    run(&mut scratch.blockwork(["vg", "create", "other", "other.img"]));
+    let other = scratch.serve(["--disk", "other.img"]);
+    for (verb, is_told) in [(&["vg", "show"][..], true), (&["vg", "show", "other"], false)] {
+        let shown = output(&mut scratch.blockwork(verb));
+        assert!(shown.status.success() && both(&shown).contains("other"), "{}", both(&shown));
+        assert_eq!(both(&shown).contains(&is_away), is_told, "{verb:?}: {}", both(&shown));
+    }
+    assert!(other.stop().status.success() && server.stop().status.success());
+}
+
+#[test]
 fn what_cannot_be_let_go_of_and_opened_again_is_refused() {
     let scratch = Scratch::new();
     scratch.sparse("disk.img", 16 * MIB);

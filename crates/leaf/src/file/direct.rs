@@ -41,6 +41,8 @@ pub(super) fn open_buffered(path: &Path, name: &str, read_only: bool) -> Result<
     // Not to block on a pipe that somebody gives for a disk.
     open(path, mode(read_only) | OFlags::NONBLOCK, Mode::empty()).map_err(|errno| {
         let remedy = match errno {
+            // Who only looks at disks wants those that there are.
+            Errno::NOENT if read_only => "; correct the path",
             Errno::NOENT => "; create it first (truncate -s 10G FILE), or correct the path",
             Errno::ACCESS | Errno::PERM if access(path, Access::READ_OK).is_err() => {
                 "; this user may not even read it: `ls -lL` says who may"

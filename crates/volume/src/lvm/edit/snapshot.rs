@@ -125,7 +125,10 @@ impl Draft {
                 | SegmentType::Zero
                     if segment.type_flags.is_empty() => {}
                 SegmentType::Thin { .. } => {
-                    return refuse("it is a thin volume: `lvcreate -s` makes a snapshot in its pool".into());
+                    return refuse(
+                        "it is a thin volume, whose snapshots lie in its pool and have no size of their own: leave out --size (or --extents)"
+                            .into(),
+                    );
                 }
                 SegmentType::ThinPool { .. } | SegmentType::CachePool { .. } => {
                     return refuse(format!("it is a {kind}, of which there are no snapshots"));
