@@ -1,12 +1,11 @@
 //! I/O of slow paths: to members and metadata volumes, in whole logical blocks, with or without durability.
 
 use std::future::Future;
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::Poll;
 
 use blockwork_engine::{Bio, Errno, Flags, Layer, Op, Sector, Sectors, TaskContext};
 use blockwork_memory::{Segment, Segments};
+use futures_util::future::join_all;
 
 /// Memory for so many sectors.
 pub(crate) fn memory(cx: &TaskContext, nr: Sectors) -> Segment {
@@ -131,18 +130,8 @@ pub(crate) async fn flush(cx: &TaskContext, layer: &Arc<dyn Layer>) -> Result<()
     cx.bio(layer, Bio::flush()).await.0
 }
 
-/// Runs all of them at once, and gives their results in order.
+/// Runs all of them at once, and gives their results in order. Of many, those are looked at that something has happened to: a window of a resync
+/// that is cut into hundreds of pieces has each piece's end look at one of them, and not at all.
 pub(crate) async fn together<T>(futures: Vec<impl Future<Output = T>>) -> Vec<T> {
-    let mut running: Vec<(Pin<Box<_>>, Option<T>)> =
-        futures.into_iter().map(|future| (Box::pin(future), None)).collect();
-    std::future::poll_fn(|cx| {
-        for (future, result) in running.iter_mut().filter(|(_, result)| result.is_none()) {
-            if let Poll::Ready(done) = future.as_mut().poll(cx) {
-                *result = Some(done);
-            }
-        }
-        if running.iter().all(|(_, result)| result.is_some()) { Poll::Ready(()) } else { Poll::Pending }
-    })
-    .await;
-    running.into_iter().filter_map(|(_, result)| result).collect()
+    join_all(futures).await
 }
