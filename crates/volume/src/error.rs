@@ -71,6 +71,22 @@ pub enum VolumeError {
         /// The lower one.
         below: String,
     },
+    /// Of two volumes to be served one is a table's that lies on a disk which the other one's array or group has for itself.
+    #[error(
+        "{table} lies on {disk}, and so does {other}, which has that for itself: writing to one would destroy the other; serve one of the two, or \
+         add --read-only",
+        table = escape(.table),
+        disk = escape(.disk),
+        other = escape(.other)
+    )]
+    Shared {
+        /// The table's.
+        table: String,
+        /// The other volume.
+        other: String,
+        /// What both lie on.
+        disk: String,
+    },
     /// A setting does not exist or is out of range.
     #[error("--set {setting}: {what}")]
     Setting {

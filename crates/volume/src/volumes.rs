@@ -223,7 +223,73 @@ impl Assembly {
                 });
             }
         }
+        self.check_tables(ids, chosen)
+    }
+
+    /// A table may say that it lies on a disk which an array or a group has for itself: what is written through both of them is written
+    /// behind each other's back, likewise. Several tables on one disk are their author's business, as for `dmsetup`.
+    fn check_tables(&self, ids: &[DeviceId], chosen: &[Chosen]) -> Result<(), VolumeError> {
+        let is_table = |id: DeviceId| matches!(self.graph.device(id).kind, DeviceKind::Table);
+        let all_of = |id: DeviceId| self.graph.all_below(id).into_iter().chain([id]);
+        let written = ids.iter().zip(chosen).filter(|(_, one)| !one.volume.read_only);
+        // What the tables under each of those lie on; mostly there are none.
+        let on_tables: Vec<(DeviceId, Lies)> = written
+            .map(|(id, _)| (*id, self.lies(all_of(*id).filter(|one| is_table(*one)))))
+            .filter(|(_, lies)| !lies.on.is_empty())
+            .collect();
+        if on_tables.is_empty() {
+            return Ok(());
+        }
+        let mut lists = HashSet::new();
+        for other in ids {
+            let users = all_of(*other).filter(|one| makes_use(self.graph.device(*one)) && !is_table(*one));
+            let news = users.filter(|one| lists.insert(self.graph.device(*one).below.as_ptr()));
+            let claimed = self.lies(news);
+            let met = on_tables.iter().filter(|(table, _)| table != other);
+            let mut shared = met.filter_map(|(table, lies)| Some((*table, lies.shares(&claimed)?)));
+            if let Some((table, disk)) = shared.next() {
+                let name = |id: DeviceId| self.graph.device(id).name.clone();
+                return Err(VolumeError::Shared {
+                    table: name(table),
+                    other: name(*other),
+                    disk: name(disk),
+                });
+            }
+        }
         Ok(())
+    }
+
+    /// What those devices lie on.
+    fn lies(&self, devices: impl Iterator<Item = DeviceId>) -> Lies {
+        let on: HashSet<DeviceId> = devices.flat_map(|one| self.graph.device(one).below.to_vec()).collect();
+        let within = on.iter().flat_map(|one| self.disks_of_partition(*one)).collect();
+        Lies { on, within }
+    }
+
+    /// What a partition is of, and what that is of.
+    fn disks_of_partition(&self, id: DeviceId) -> Vec<DeviceId> {
+        let below = |id: &DeviceId| {
+            let device = self.graph.device(*id);
+            matches!(device.kind, DeviceKind::Partition(_)).then(|| device.below[0])
+        };
+        std::iter::successors(below(&id), below).collect()
+    }
+}
+
+/// What something lies on, and the disks of that, where those are partitions.
+struct Lies {
+    on: HashSet<DeviceId>,
+    within: HashSet<DeviceId>,
+}
+
+impl Lies {
+    /// What both lie on: the same, or one on a disk of which the other has a partition. Two partitions have nothing in common.
+    fn shares(&self, other: &Lies) -> Option<DeviceId> {
+        let both =
+            |one: &HashSet<DeviceId>, other: &HashSet<DeviceId>| one.intersection(other).min().copied();
+        both(&self.on, &other.on)
+            .or_else(|| both(&self.on, &other.within))
+            .or_else(|| both(&self.within, &other.on))
     }
 }
 

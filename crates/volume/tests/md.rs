@@ -480,6 +480,49 @@ fn a_member_is_not_served_beside_its_array_unless_both_are_only_read() {
     assert_eq!(lab.open(&refs(&members)).choose(&both).unwrap().len(), 2);
 }
 
+/// Nor a table's volume, which may lie on any part of a member.
+#[test]
+fn a_table_on_a_member_is_not_written_beside_the_array() {
+    let lab = Lab::new();
+    let members = Set::new("one", Level::Raid1, 0, 2).members(&lab);
+    let part = lab.disk("part", 64 + members[0].sectors());
+    part.write(0, &mbr(64, u32::try_from(members[0].sectors()).unwrap()));
+    let choose = |volumes: &[&str], lines: &str, disks: &[&Disk], read_only: bool| {
+        let table = lab.disk("table", 0);
+        std::fs::write(&table.path, lines).unwrap();
+        let plan = blockwork_volume::Plan {
+            disks: disks.iter().map(|disk| disk.path.display().to_string()).collect(),
+            tables: vec![table.path.to_str().unwrap().to_owned()],
+            read_only,
+            ..Default::default()
+        };
+        let volumes: Vec<String> = volumes.iter().map(|name| (*name).to_owned()).collect();
+        let chosen = Assembly::open(plan).unwrap().choose(&volumes).map(drop);
+        std::fs::remove_file(&table.path).unwrap();
+        chosen
+    };
+    let disks: Vec<&Disk> = members.iter().collect();
+    let on = |disk: &Disk| format!("t: 0 8 linear {} 0\nu: 0 8 linear dm/t 0\n", disk.path.display());
+    for names in [["md/one", "dm/t"], ["dm/u", "md/one"]] {
+        match choose(&names, &on(&members[0]), &disks, false) {
+            Err(VolumeError::Shared { table, other, disk }) => {
+                assert!(names.contains(&&*table) && table.starts_with("dm/"), "{table}");
+                assert_eq!([&*other, &*disk], ["md/one", "disk/one-0"]);
+            }
+            other => panic!("{names:?}: {:?}", other.err()),
+        }
+    }
+    choose(&["md/one", "dm/t"], &on(&members[0]), &disks, true).expect("both are only read");
+    choose(&["dm/t"], &on(&members[0]), &disks, false).expect("who does so by itself knows why");
+    // A disk, and an array on a partition of it.
+    part.write(64 * 512, &members[0].bytes());
+    let lies = choose(&["md/one", "dm/t"], &on(&part), &[&part, &members[1]], false);
+    assert!(matches!(lies, Err(VolumeError::Shared { .. })), "{:?}", lies.err());
+    let elsewhere = lab.disk("elsewhere", 64);
+    let all = [disks[0], disks[1], &elsewhere];
+    choose(&["md/one", "dm/t"], &on(&elsewhere), &all, false).expect("they have nothing in common");
+}
+
 #[test]
 fn an_array_over_a_disk_that_is_only_read_is_only_read() {
     let lab = Lab::new();
