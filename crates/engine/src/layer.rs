@@ -9,6 +9,7 @@
 use std::collections::BTreeSet;
 use std::fmt::Debug;
 use std::future::Future;
+use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 
@@ -169,6 +170,11 @@ pub trait Layer: Send + Sync + Debug {
         let _ = (defer, cx);
         unreachable!("a layer that never defers is never asked to prepare")
     }
+    /// As [`Layer::prepare`], while there is no worker yet: what a layer below holds is read by `read`. None: that takes a worker.
+    fn prepare_now(&self, defer: &Defer, read: &ReadNow<'_>) -> Option<io::Result<()>> {
+        let _ = (defer, read);
+        None
+    }
     /// Whether all bios that it defers for this reason in one turn of a worker are prepared for together: then [`Layer::prepare_all`] is
     /// called once for them, and not [`Layer::prepare`] for each. A task for each costs more than many slow paths do.
     fn prepares_together(&self, defer: &Defer) -> bool {
@@ -285,6 +291,9 @@ pub struct Shape {
 pub(crate) fn layer_under(root: &Arc<dyn Layer>, node: NodeId) -> Option<Arc<dyn Layer>> {
     if root.node() == node { Some(root.clone()) } else { layer_below(&**root, node) }
 }
+
+/// Reads a layer at once: which one, from which byte on, into what.
+pub type ReadNow<'a> = dyn Fn(&dyn Layer, u64, &mut [u8]) -> io::Result<()> + 'a;
 
 /// The layer of `node` in the stack under `root`.
 pub fn layer_below(root: &dyn Layer, node: NodeId) -> Option<Arc<dyn Layer>> {

@@ -62,7 +62,7 @@ pub use gather::Waiting;
 pub use gf256::Gf256;
 pub use layer::{
     Cure, Defer, Extent, Failure, Holding, Layer, LeafLayer, Misaligned, NodeId, Preparation, Preparations,
-    Resolver, Shape, Span, Target, layer_below, topmost_first,
+    ReadNow, Resolver, Shape, Span, Target, layer_below, topmost_first,
 };
 pub use leaf::{
     Allocation, AtOnce, Ended, Leaf, LeafId, LeafIo, LeafShared, LeafSource, Submitted, WriteTap,

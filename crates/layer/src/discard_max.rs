@@ -12,11 +12,12 @@
 //! there. Everything but discards goes straight through. It is not opened or closed itself: who does that visits each
 //! number once, at its lowest layer.
 
+use std::io;
 use std::sync::Arc;
 
 use blockwork_engine::{
-    Cure, Defer, Deferred, Errno, Failure, Flags, Layer, Nanos, Op, Preparation, Preparations, Reason,
-    Resolver, SECTOR, Sector, Sectors, SettingError, Shape, Span, TaskContext,
+    Cure, Defer, Deferred, Errno, Failure, Flags, Layer, Nanos, Op, Preparation, Preparations, ReadNow,
+    Reason, Resolver, SECTOR, Sector, Sectors, SettingError, Shape, Span, TaskContext,
 };
 
 /// A layer with a smaller limit on discards. See the module's head.
@@ -106,6 +107,9 @@ impl Layer for DiscardMax {
     }
     fn prepare(&self, defer: Defer, cx: TaskContext) -> Preparation {
         self.below.prepare(defer, cx)
+    }
+    fn prepare_now(&self, defer: &Defer, read: &ReadNow<'_>) -> Option<io::Result<()>> {
+        self.below.prepare_now(defer, read)
     }
     fn prepares_together(&self, defer: &Defer) -> bool {
         self.below.prepares_together(defer)

@@ -333,7 +333,12 @@ impl Assembly {
             // Twice as many, so that they are not made anew for each device.
             _ => (2 * nodes, CounterTable::new(2 * nodes)),
         };
-        let read = reader(&StackSource { layer, leaves: &self.leaves, counters: &counters.1 });
+        let read = reader(&StackSource {
+            layer,
+            leaves: &self.leaves,
+            counters: &counters.1,
+            is_at_rest: !self.is_served,
+        });
         self.counters = Some(counters);
         read
     }

@@ -5,8 +5,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use blockwork_engine::{
-    CounterTable, Extent, Flags, Layer, LeafSource, NodeId, Op, Resolver, SECTOR, Sector, Sectors, Span,
-    Target, Term, Tracer, layer_below,
+    CounterTable, Defer, Extent, Flags, Layer, LeafSource, NodeId, Op, Resolver, SECTOR, Sector, Sectors,
+    Span, Target, Term, Tracer, layer_below,
 };
 use blockwork_format::Source;
 
@@ -20,6 +20,8 @@ pub(crate) struct StackSource<'a> {
     pub(crate) leaves: &'a [(NodeId, Arc<dyn LeafSource>)],
     /// Has a row for every node of the stack. What is counted here is seen by nobody.
     pub(crate) counters: &'a CounterTable,
+    /// No worker serves any of it: what layers keep in memory is what the disks say, and they may read more of that.
+    pub(crate) is_at_rest: bool,
 }
 
 impl Source for StackSource<'_> {
@@ -38,15 +40,33 @@ impl Source for StackSource<'_> {
         let span = Span { op: Op::Read, flags: Flags::NONE, sector: first, nr, at: Sectors::ZERO };
         let mut extents = Vec::new();
         let mut tracer = Tracer::default();
-        let mut resolver = Resolver::new(&mut extents, self.counters, &mut tracer);
-        self.layer.resolve(span, &mut resolver).map_err(|defer| {
-            io::Error::other(format!("it needs work before it can be read ({:?})", defer.reason))
-        })?;
+        let mut before = None;
+        loop {
+            extents.clear();
+            let mut resolver = Resolver::new(&mut extents, self.counters, &mut tracer);
+            let Err(defer) = self.layer.resolve(span, &mut resolver) else { break };
+            let place = (defer.node, defer.span.sector);
+            // What it was prepared for, and asks for once more, takes more than that.
+            let is_news = before.replace(place) != Some(place);
+            let prepared = if is_news && self.is_at_rest { self.prepare(&defer) } else { None };
+            prepared.unwrap_or_else(|| {
+                Err(io::Error::other(format!("it needs work before it can be read ({:?})", defer.reason)))
+            })?;
+        }
         extents.iter().try_for_each(|extent| self.read_extent(extent, first.bytes(), offset, buf))
     }
 }
 
 impl StackSource<'_> {
+    /// Has a layer of the stack do what it needs before something of it can be read; none: that takes a worker.
+    fn prepare(&self, defer: &Defer) -> Option<io::Result<()>> {
+        let read = |layer: &dyn Layer, offset: u64, into: &mut [u8]| {
+            StackSource { layer, ..*self }.read_at(offset, into)
+        };
+        let below = layer_below(self.layer, defer.node);
+        below.as_deref().unwrap_or(self.layer).prepare_now(defer, &read)
+    }
+
     /// Reads what `extent` has of the bytes from `offset` on; it was resolved for a read from byte `start` on.
     fn read_extent(&self, extent: &Extent, start: u64, offset: u64, buf: &mut [u8]) -> io::Result<()> {
         let from = start + extent.span.at.bytes();
@@ -229,7 +249,7 @@ mod tests {
             self.nodes.add("a layer", NodeKind::Linear, MAJOR_DM).unwrap()
         }
         fn source<'a>(&'a self, layer: &'a dyn Layer, counters: &'a CounterTable) -> StackSource<'a> {
-            StackSource { layer, leaves: &self.leaves, counters }
+            StackSource { layer, leaves: &self.leaves, counters, is_at_rest: true }
         }
     }
 

@@ -7,7 +7,7 @@ use std::os::unix::fs::FileExt;
 
 use crate::support;
 use crate::support::fs::print_of;
-use crate::support::{Scratch, run, tool};
+use crate::support::{Scratch, noise, run, tool};
 use blockwork_format::lvm2::{
     AreaHeader, DiskArea, Extension, Label, PvHeader, RawLocation, Uuid as LvmUuid,
 };
@@ -463,4 +463,34 @@ fn hundreds_of_disks_and_thousands_of_volumes_are_read_once() {
     let expected =
         u64::try_from(PVS + LVS).expect("small") * head + u64::try_from(PVS).expect("small") * text_bytes;
     assert!(bytes <= expected, "{bytes} bytes, expected at most {expected}");
+}
+
+/// The disk of a virtual machine in a thin volume, whose map nobody has read in its midst.
+#[test]
+fn a_group_on_a_partition_of_a_thin_volume_is_found() {
+    const MIB: u64 = 1 << 20;
+    let scratch = Scratch::new();
+    let verb = |words: &[&str]| run(&mut scratch.blockwork(words));
+    let inner = scratch.sparse("inner", 20 * MIB);
+    verb(&["vg", "create", "inside", &inner]);
+    verb(&["lv", "create", "inside/data", "-L", "8M", "--disk", &inner]);
+    let vm = Disk::new(&scratch, "vm", 64 * MIB / SECTOR);
+    let table = "label: gpt\nstart=2048,size=79872\nstart=81920,size=40960";
+    run(tool("sh").args(["-c", &format!("printf '{table}' | sfdisk --quiet {}", vm.path)]));
+    vm.write(MIB, &noise(39 * MIB as usize, 1));
+    vm.write(40 * MIB, &std::fs::read(&inner).unwrap());
+    let disk = scratch.sparse("disk", 100 * MIB);
+    verb(&["vg", "create", "outside", &disk]);
+    verb(&["lv", "create", "outside/pool", "--thin-pool", "-L", "80M", "--disk", &disk]);
+    verb(&["lv", "create", "outside/vm", "--thin", "pool", "-V", "64M", "--disk", &disk]);
+    let server = scratch.serve(["--disk", &disk, "outside/vm"]);
+    run(tool("nbdcopy").args(["--destination-is-zero", &vm.path, &scratch.uri("outside/vm")]));
+    server.stop_quietly();
+    let found: Value = serde_json::from_str(&verb(&["scan", "--json", &disk])).unwrap();
+    assert!(found.to_string().contains("\"inside/data\""), "{found}");
+    let before = print_of(&disk);
+    let server = scratch.serve(["--read-only", "--disk", &disk, "inside/data"]);
+    assert_eq!(run(tool("nbdinfo").args(["--size", &scratch.uri("inside/data")])), "8388608\n");
+    server.stop_quietly();
+    assert!(print_of(&disk) == before, "it was only read");
 }

@@ -1,11 +1,12 @@
 //! dm's `thin`: a volume of a pool.
 
+use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 
 use blockwork_engine::{
     Defer, Deferred, Errno, Flags, Layer, Limits, LockSnapshot, Misaligned, NodeId, Op, Preparation,
-    Preparations, Reason, Resolver, Sector, Sectors, Shape, Span, TaskContext,
+    Preparations, ReadNow, Reason, Resolver, Sector, Sectors, Shape, Span, TaskContext,
 };
 use blockwork_format::Source;
 use blockwork_format::thin::edit::EditError;
@@ -266,6 +267,22 @@ impl Volume {
     }
 }
 
+/// A layer, while there is no worker.
+struct AtRest<'a> {
+    layer: &'a dyn Layer,
+    read: &'a ReadNow<'a>,
+}
+
+impl Source for AtRest<'_> {
+    fn size(&self) -> u64 {
+        self.layer.sectors().bytes()
+    }
+
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        (self.read)(self.layer, offset, buf)
+    }
+}
+
 impl Layer for Thin {
     fn shape(&self) -> &Shape {
         &self.0.shape
@@ -306,6 +323,12 @@ impl Layer for Thin {
             }
             _ => unreachable!("what lacks blocks is prepared for together"),
         }
+    }
+
+    fn prepare_now(&self, defer: &Defer, read: &ReadNow<'_>) -> Option<io::Result<()>> {
+        let metadata = AtRest { layer: &**self.0.pool.metadata.get(), read };
+        let load = || self.load(&metadata, defer.span.sector).map_err(io::Error::other);
+        (defer.reason == Reason::ReadMap).then(load)
     }
 
     fn prepares_together(&self, defer: &Defer) -> bool {
