@@ -135,3 +135,44 @@ pub(crate) async fn flush(cx: &TaskContext, layer: &Arc<dyn Layer>) -> Result<()
 pub(crate) async fn together<T>(futures: Vec<impl Future<Output = T>>) -> Vec<T> {
     join_all(futures).await
 }
+
+#[cfg(test)]
+mod tests {
+    use std::cell::{Cell, RefCell};
+    use std::pin::pin;
+    use std::task::{Context, Poll, Waker};
+
+    use futures_util::FutureExt;
+
+    use super::*;
+
+    #[test]
+    fn of_many_those_are_looked_at_that_something_has_happened_to() {
+        const COUNT: usize = 256;
+        let looks = Cell::new(0);
+        let all: Vec<(Cell<bool>, RefCell<Option<Waker>>)> = (0..COUNT).map(|_| Default::default()).collect();
+        let futures = all.iter().enumerate().map(|(n, (is_done, waker))| {
+            std::future::poll_fn(|cx| {
+                looks.set(looks.get() + 1);
+                *waker.borrow_mut() = Some(cx.waker().clone());
+                if is_done.get() { Poll::Ready(()) } else { Poll::Pending }
+            })
+            .map(move |()| n)
+        });
+        let mut together = pin!(together(futures.collect()));
+        let mut cx = Context::from_waker(Waker::noop());
+        assert!(together.as_mut().poll(&mut cx).is_pending());
+        // The last first: the results come in their order all the same.
+        let mut results = None;
+        for (is_done, waker) in all.iter().rev() {
+            assert!(results.is_none());
+            is_done.set(true);
+            waker.take().expect("it was looked at").wake();
+            if let Poll::Ready(all) = together.as_mut().poll(&mut cx) {
+                results = Some(all);
+            }
+        }
+        assert_eq!(results, Some((0..COUNT).collect()));
+        assert_eq!(looks.get(), 2 * COUNT);
+    }
+}
