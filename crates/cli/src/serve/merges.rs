@@ -293,18 +293,18 @@ impl ServedGroups {
     /// A client has gone: what waited for that begins. False: something has failed, and is tried again after that pause.
     fn begin_waiting(&self, pause: Duration) -> bool {
         let waiting = || -> Vec<TextMerge> {
-            let (merges, is_read_only) = {
-                let assembly = self.assembly();
-                (assembly.merges_of_text(), assembly.is_read_only())
-            };
+            let merges = self.assembly().merges_of_text();
             let is_waiting = |one: &TextMerge| match one.state {
                 MergeState::Waiting | MergeState::Lost => true,
                 // As Linux, which does it when the origin is activated.
-                MergeState::Due => !is_read_only && !self.find_all(&one.origin_volumes).is_empty(),
+                MergeState::Due => !self.find_all(&one.origin_volumes).is_empty(),
                 MergeState::Idle | MergeState::Begun => false,
             };
             merges.into_iter().filter(is_waiting).collect()
         };
+        if self.assembly().is_read_only() {
+            return true; // whatever begins, the text would have to say so
+        }
         if waiting().is_empty() {
             return true;
         }

@@ -103,6 +103,24 @@ fn what_lvm_has_left_for_later_is_done_by_the_verb_and_by_a_server() {
     }
 }
 
+/// Nor does who only reads begin what makes the origin smaller, however often its clients come and go.
+#[test]
+fn who_only_reads_leaves_a_merge_alone_that_makes_its_origin_smaller() {
+    let (lab, _) = group();
+    lab.verb(&["lv", "resize", "vg/root", "--size", "+1M"]);
+    let text = "device_id = 2\n\t\t\t\torigin = \"root\"";
+    lab.edit(text, &format!("{text}\n\t\t\t\tmerge = \"root\""));
+    let server = lab.scratch.serve(["--disk", "a", "--read-only"]);
+    for _ in 0..20 {
+        assert!(offers(&lab, "vg/root"));
+        drop(open(&lab, "vg/root"));
+    }
+    assert_eq!(merge(&lab).as_deref(), Some("planned"));
+    let said = server.said();
+    assert!(!said.contains("merge"), "{said}");
+    server.stop_quietly();
+}
+
 #[test]
 fn a_thin_snapshot_that_nobody_has_open_takes_the_place_of_its_origin_at_once() {
     let (lab, sums) = group();

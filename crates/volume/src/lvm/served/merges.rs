@@ -100,8 +100,8 @@ impl Assembly {
             }
             _ => false,
         };
-        // A volume does not become smaller under whoever has it open.
-        let shrinks = known.text.lv_sectors(snapshot) < known.text.lv_sectors(origin);
+        // A volume does not become smaller under whoever has it open; of one that is only read, nothing changes here.
+        let shrinks = !self.plan.read_only && known.text.lv_sectors(snapshot) < known.text.lv_sectors(origin);
         match is_as_it_was || is_built(snapshot) || (shrinks && is_built(origin)) {
             true => MergeState::Waiting,
             false => MergeState::Due,
