@@ -45,7 +45,7 @@ pub(super) struct FailedMember {
 }
 
 /// Whether a write failed for want of room or of the client's memory, and not because of the disk.
-fn is_no_fault_of_the_disk(errno: Errno) -> bool {
+pub(super) fn is_no_fault_of_the_disk(errno: Errno) -> bool {
     [Errno::ENOSPC, Errno::EFBIG, Errno::ENOMEM, Errno::EDQUOT, Errno::EFAULT].contains(&errno)
 }
 

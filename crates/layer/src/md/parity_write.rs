@@ -36,8 +36,10 @@ use super::array::Array;
 use super::bad_blocks::Bad;
 use super::bad_log::Renewal;
 use super::devices::DeviceIndex;
+use super::failure::is_no_fault_of_the_disk;
 use super::geometry::Place;
 use super::io;
+use super::member::Member;
 use super::mend::Unread;
 use super::parity::Parity;
 use super::parity_gather::{Gathering, Part, Sources, UnderWay};
@@ -505,14 +507,19 @@ impl Array {
     async fn try_parts(&self, parts: Vec<ToDevice>, flags: Flags, cx: &TaskContext) -> Outcome {
         let mut outcome = Outcome { left_out: self.is_degraded(), ..Outcome::default() };
         let write = |part: ToDevice| async move {
-            let Some(member) = self.devices.get(part.device) else { return (part, Ok(())) };
+            let op = part.op;
+            let Some(member) = self.devices.get(part.device) else { return (part, op, Ok(())) };
             let sector = member.at(part.at);
             let data = Segments::from_iter(part.data.clone());
-            let bio = Bio { op: part.op, flags, sector, nr: part.nr, data };
+            let bio = Bio { op, flags, sector, nr: part.nr, data };
             let result = cx.bio(&member.layer, bio).await.0;
-            (part, result)
+            let op = match result {
+                Err(errno) if flags.has(Flags::FUA) && was_flush(member, errno, cx).await => Op::Flush,
+                _ => op,
+            };
+            (part, op, result)
         };
-        for (part, result) in io::together(parts.into_iter().map(write).collect()).await {
+        for (part, op, result) in io::together(parts.into_iter().map(write).collect()).await {
             let Some(member) = self.devices.get(part.device) else { continue };
             let Err(errno) = result else {
                 if member.bad.is_renewed_by_write(part.at, part.nr) {
@@ -524,7 +531,7 @@ impl Array {
             let span = Span { op: part.op, flags, sector, nr, at: Sectors::ZERO };
             let below = member.layer.node();
             outcome.left_out = true;
-            match self.cure_failure(&Failure { op: part.op, below, span, errno }) {
+            match self.cure_failure(&Failure { op, below, span, errno }) {
                 Cure::None => outcome.error = outcome.error.or(Some(errno)),
                 Cure::Again => {}
                 Cure::Defer(_) => outcome.refused.push(part),
@@ -548,6 +555,12 @@ impl Array {
         }
         Ok(())
     }
+}
+
+/// Whether it was the flush behind a durable write that failed like this on a member, and not the write: the bio's error may be of either. A flush that
+/// has failed is final, so that the next one tells. It is asked only where the error by itself would be no fault of the disk.
+async fn was_flush(member: &Member, errno: Errno, cx: &TaskContext) -> bool {
+    is_no_fault_of_the_disk(errno) && io::flush(cx, &member.layer).await.is_err()
 }
 
 /// A unit that was written, but for some parts: their devices are about to go.

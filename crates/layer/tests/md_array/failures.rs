@@ -1,6 +1,6 @@
 //! Members that refuse something while they are served.
 
-use blockwork_engine::{Bio, Errno, FileId, Flags, Nanos, Op, Sector, Sectors};
+use blockwork_engine::{Bio, Errno, FileId, Flags, Fua, Nanos, Op, Sector, Sectors};
 use blockwork_format::md::{IN_SYNC, Role};
 use blockwork_layer::md::MemberState;
 use blockwork_sim::{Fault, Faults};
@@ -370,4 +370,26 @@ fn a_member_that_lost_a_flush_is_not_read_also_while_somebody_else_has_the_turn(
     (0..2).for_each(|_| rig.finish().result.unwrap());
     assert_eq!(rig.states()[0], MemberState::Faulty);
     assert!(rig.read(0, 8).unwrap().iter().all(|byte| *byte == 2));
+}
+
+#[test]
+fn a_flush_behind_fua_that_finds_no_room_costs_the_member_and_not_the_array() {
+    for make in [Make::raid1(3), Make::raid10("n2", 4), Make::raid5(4), Make::raid6(5)] {
+        let mut rig = Rig::of(make.of_sectors(1024), |device| device.limits.fua = Fua::Flush);
+        (0..64).for_each(|at| rig.write(8 * at, 8, 1).unwrap());
+        // Data that is written beside whatever else there is of the row.
+        let device = rig.device_of(0);
+        let at = (0..64).map(|at| 8 * at).find(|at| {
+            let before = rig.world.counters(FileId(device.into())).writes;
+            rig.write(*at, 8, 2).unwrap();
+            rig.world.counters(FileId(device.into())).writes > before
+        });
+        next(&rig, device, 1, Fault::Error(Errno::ENOSPC));
+        let bio = rig.write_bio(at.expect("a member has data"), 8, 3, Flags::FUA);
+        assert_eq!(rig.run(bio).0, Ok(()));
+        assert_eq!(rig.states()[usize::from(device)], MemberState::Faulty);
+        assert_eq!(rig.read(at.unwrap(), 8), Ok(vec![3; 8 * 512]));
+        (0..64).for_each(|at| rig.write(8 * at, 8, 4).unwrap());
+        rig.flush().unwrap();
+    }
 }
