@@ -78,8 +78,9 @@ pub enum Content {
     Partitions(PartitionTable),
     /// A member of an md array.
     MdMember(Box<Superblock>),
-    /// A member of an md array whose superblock is damaged, or says what is not known here.
-    DamagedMember,
+    /// A member of an md array whose superblock is damaged, or says what is not known here, or what cannot be of this device. With it,
+    /// where it is intact: nothing of it has been checked, but it may know that other members are stale.
+    DamagedMember(Option<Box<Superblock>>),
     /// A member of an array of a disk controller's firmware.
     FirmwareMember(Firmware),
     /// An LVM2 physical volume.
@@ -426,7 +427,7 @@ impl Graph {
         // What was part of an array or a group may be known there still.
         let is_part = matches!(
             std::mem::replace(&mut device.content, Content::Nothing),
-            Content::MdMember(_) | Content::DamagedMember | Content::FirmwareMember(_) | Content::Pv(_)
+            Content::MdMember(_) | Content::DamagedMember(_) | Content::FirmwareMember(_) | Content::Pv(_)
         );
         if !is_part {
             self.places.insert(id);

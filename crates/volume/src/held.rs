@@ -19,7 +19,7 @@ pub(crate) fn held(content: &Content, source: &dyn Source, block_bytes: u32) -> 
             }
             Superblock::V0(it) => format!("a member of a {} array ({})", it.level, it.uuid),
         }),
-        Content::DamagedMember => Some("a damaged md superblock".to_owned()),
+        Content::DamagedMember(_) => Some("a damaged md superblock".to_owned()),
         Content::FirmwareMember(firmware) => {
             Some(format!("a member of {} array of a disk controller's firmware", firmware.name()))
         }

@@ -117,7 +117,8 @@ fn of_md(found: &md::Found, table: Option<&PartitionTable>, warnings: &mut Warni
     }
     match superblock {
         Some(superblock) => Some(Content::MdMember(Box::new(superblock.clone()))),
-        None => (found.damaged && table.is_none()).then_some(Content::DamagedMember),
+        None => (found.damaged && table.is_none())
+            .then(|| Content::DamagedMember(found.newest_contradicted().cloned().map(Box::new))),
     }
 }
 

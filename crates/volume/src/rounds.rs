@@ -90,7 +90,8 @@ impl Assembly {
         let mut members = self.loose_members.clone();
         members.sort_unstable();
         let candidates: Vec<_> = members.iter().filter_map(|id| self.array_candidate(*id)).collect();
-        let choices = arrays::choose::choose(&candidates);
+        let witnesses: Vec<_> = self.graph.iter().filter_map(|(id, _)| self.array_witness(id)).collect();
+        let choices = arrays::choose::choose(&candidates, &witnesses);
         let chosen: Vec<_> =
             choices.into_iter().filter(|choice| step == Step::All || choice.is_complete()).collect();
         let any = !chosen.is_empty();
@@ -135,6 +136,14 @@ impl Assembly {
             }
             _ => None,
         }
+    }
+
+    /// A device that cannot be a member, and knows of others that are.
+    fn array_witness(&self, id: DeviceId) -> Option<arrays::choose::Candidate<'_>> {
+        let device = self.graph.device(id);
+        let Content::DamagedMember(Some(superblock)) = &device.content else { return None };
+        let sectors = device.sectors.0;
+        Some(arrays::choose::Candidate { device: id, title: device.title(), superblock, sectors })
     }
 
     /// Members of arrays that have been assembled before they were found.

@@ -297,7 +297,7 @@ impl Lies {
 pub(crate) fn belongs(device: &Device) -> bool {
     matches!(
         device.content,
-        Content::MdMember(_) | Content::DamagedMember | Content::FirmwareMember(_) | Content::Pv(_)
+        Content::MdMember(_) | Content::DamagedMember(_) | Content::FirmwareMember(_) | Content::Pv(_)
     )
 }
 

@@ -234,6 +234,66 @@ fn two_halves_that_have_given_each_other_up_are_refused_by_name_unless_one_is_ne
 }
 
 #[test]
+fn what_a_newer_superblock_calls_stale_is_refused_also_where_its_disk_cannot_be_used() {
+    let lab = Lab::new();
+    let set = Set::new("one", Level::Raid1, 0, 2);
+    let members = set.members(&lab);
+    let cut = |change: &dyn Fn(&mut Superblock)| {
+        members[0].cut((DATA + 256) * 512);
+        with(&members[0], set.superblock(0), change);
+        members[0].cut((DATA + 255) * 512);
+    };
+    let given_up = |superblock: &mut Superblock| superblock.roles[1] = Role::Faulty;
+    for (ahead, is_given_up) in [(2, false), (0, true), (1, true), (2, true)] {
+        cut(&|superblock| {
+            superblock.events += ahead;
+            if is_given_up {
+                given_up(superblock);
+            }
+        });
+        let what = if is_given_up { "was given up" } else { "is out of date" };
+        for order in [[0, 1], [1, 0]] {
+            let said = refused(&mut lab.open_for_writing(&order.map(|n| &members[n])), "md/one");
+            assert!(said.contains(&format!("/one-1 (events 10) {what}, as ")), "{said}");
+            assert!(
+                said.contains("data_size is 256 sectors from 64, expected an end at 319 at most"),
+                "{said}"
+            );
+            assert!(
+                said.contains(
+                    "its size again, 163840 bytes or more (an image file: `truncate -s 163840 FILE`)"
+                ),
+                "{said}"
+            );
+            assert!(said.contains(&format!("/one-0 (events {}) says", 10 + ahead)), "{said}");
+        }
+        // The remedies.
+        let mut assembly = lab.open(&[&members[1]]);
+        let array = volume(&mut assembly, "md/one");
+        assert!(content(&assembly, &array) == sectors(1, 0, 256));
+        members[0].cut(163_840);
+        let mut assembly = lab.open(&refs(&members));
+        let array = volume(&mut assembly, "md/one");
+        assert!(content(&assembly, &array)[..255 * 512] == sectors(0, 0, 255));
+    }
+    // It may be of a kind that is not known here, too.
+    members[0].cut((DATA + 256) * 512);
+    with(&members[0], set.superblock(0), |it| (it.features.0 |= 1 << 30, it.events += 2).1);
+    let said = refused(&mut lab.open(&refs(&members)), "md/one");
+    assert!(said.contains("feature map is 0x40000000") && !said.contains("truncate"), "{said}");
+    // Who is as old, or older, and has nothing against the others takes no part, and that is all.
+    let cases: [&dyn Fn(&mut Superblock); 4] =
+        [&|_| (), &|it| it.events += 1, &|it| it.events -= 1, &|it| (it.events -= 1, given_up(it)).1];
+    for change in cases {
+        cut(change);
+        let mut assembly = lab.open(&refs(&members));
+        let array = volume(&mut assembly, "md/one");
+        assert!(content(&assembly, &array) == sectors(1, 0, 256));
+        warning(&assembly, "it is degraded: member 0 of 2 is missing");
+    }
+}
+
+#[test]
 fn a_copy_of_a_member_beside_it_is_refused_and_an_older_copy_left_out() {
     let lab = Lab::new();
     let set = Set::new("ten", Level::Raid10, N2, 4);
@@ -424,7 +484,7 @@ fn a_member_whose_superblock_is_damaged_is_no_disk_of_what_its_array_holds() {
     members[0].write(superblocks[0].super_offset * 512, &broken);
     let mut assembly = lab.open(&refs(&members));
     let contents = assembly.graph().iter().map(|(_, device)| &device.content);
-    assert_eq!(contents.filter(|content| matches!(content, Content::DamagedMember)).count(), 1);
+    assert_eq!(contents.filter(|content| matches!(content, Content::DamagedMember(None))).count(), 1);
     assert_eq!(all_names(&mut assembly), ["md/whole"], "degraded, of the other one");
     warning(&assembly, "checksum");
     // Who names it gets it.

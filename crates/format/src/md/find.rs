@@ -79,6 +79,18 @@ impl Superblock {
         }
     }
 
+    /// Whether it can be true on a device of `device_sectors`.
+    ///
+    /// # Errors
+    ///
+    /// The first thing that cannot.
+    pub fn check(&self, device_sectors: u64) -> Result<(), FormatError> {
+        match self {
+            Superblock::V0(superblock) => superblock.check(),
+            Superblock::V1(superblock) => superblock.check(device_sectors),
+        }
+    }
+
     /// When the array was created, seconds since 1970.
     pub fn ctime_seconds(&self) -> u64 {
         match self {
@@ -98,14 +110,26 @@ pub struct Found {
     pub refused: Vec<FormatError>,
     /// Some of these start like a superblock.
     pub damaged: bool,
+    /// Of these, the superblocks that are intact (checksum, version) and cannot be true on this device, which may have been cut, say. Nothing of
+    /// them has been checked: they are only good for what they tell of other members.
+    pub contradicted: Vec<Superblock>,
 }
 
 impl Found {
     /// The one that counts: of the array that was created last, as for mdadm.
     pub fn newest(&self) -> Option<&Superblock> {
-        // Of equal ones the first.
-        self.superblocks.iter().rev().max_by_key(|superblock| superblock.ctime_seconds())
+        newest(&self.superblocks)
     }
+
+    /// Likewise of those that cannot be true.
+    pub fn newest_contradicted(&self) -> Option<&Superblock> {
+        newest(&self.contradicted)
+    }
+}
+
+/// Of equal ones the first.
+fn newest(superblocks: &[Superblock]) -> Option<&Superblock> {
+    superblocks.iter().rev().max_by_key(|superblock| superblock.ctime_seconds())
 }
 
 /// A place where a device may have a superblock.
@@ -134,6 +158,20 @@ impl Place {
             }),
         }
     }
+
+    /// The superblock there if it is intact, whether or not it can be true.
+    fn decode_unchecked(&self, bytes: &[u8], device_sectors: u64) -> Option<Superblock> {
+        match self.minor {
+            Some(minor) => {
+                let superblock = v1::Superblock::decode_unchecked(bytes, minor, device_sectors).ok()?;
+                Some(Superblock::V1(Box::new(superblock)))
+            }
+            None => {
+                let superblock = v0::Superblock::decode_unchecked(bytes, device_sectors).ok()?;
+                Some(Superblock::V0(Box::new(superblock)))
+            }
+        }
+    }
 }
 
 /// The places on a device of so many sectors: of equally old superblocks, that in the first of them counts.
@@ -150,14 +188,21 @@ pub fn find(source: &dyn Source) -> Found {
     let device_sectors = source.size() / SECTOR_BYTES;
     let mut found = Found::default();
     for place in places(device_sectors) {
-        match read(source, place).map(|bytes| place.decode(&bytes, device_sectors)) {
-            Ok(None) => {}
-            Ok(Some(Ok(superblock))) => found.superblocks.push(superblock),
-            Ok(Some(Err(error))) => {
+        let bytes = match read(source, place) {
+            Ok(bytes) => bytes,
+            Err(error) => {
+                found.refused.push(error);
+                continue;
+            }
+        };
+        match place.decode(&bytes, device_sectors) {
+            None => {}
+            Some(Ok(superblock)) => found.superblocks.push(superblock),
+            Some(Err(error)) => {
                 found.damaged = true;
                 found.refused.push(error);
+                found.contradicted.extend(place.decode_unchecked(&bytes, device_sectors));
             }
-            Err(error) => found.refused.push(error),
         }
     }
     found

@@ -173,6 +173,13 @@ impl Superblock {
     ///
     /// No superblock, a wrong checksum, a reshape under way (0.91), or a number that cannot be.
     pub fn decode(bytes: &[u8], device_sectors: u64) -> Result<Self, FormatError> {
+        let superblock = Self::decode_unchecked(bytes, device_sectors)?;
+        superblock.check()?;
+        Ok(superblock)
+    }
+
+    /// As [`Superblock::decode`], of one that is intact, whether or not its numbers can be.
+    pub(crate) fn decode_unchecked(bytes: &[u8], device_sectors: u64) -> Result<Self, FormatError> {
         let super_offset = sector(device_sectors);
         let offset = super_offset.unwrap_or(0).saturating_mul(SECTOR_BYTES);
         let invalid = |field, found: String, expected: String| {
@@ -202,9 +209,7 @@ impl Superblock {
         if checksum::to_16_bits(stored) != checksum::to_16_bits(computed) {
             return invalid("checksum", format!("{stored:#010x}"), format!("{computed:#010x}"));
         }
-        let superblock = Self::take_apart(&words, byte_order, super_offset);
-        superblock.check()?;
-        Ok(superblock)
+        Ok(Self::take_apart(&words, byte_order, super_offset))
     }
 
     fn take_apart(words: &[u32; WORDS], byte_order: ByteOrder, super_offset: u64) -> Self {
@@ -252,7 +257,7 @@ impl Superblock {
         }
     }
 
-    fn check(&self) -> Result<(), FormatError> {
+    pub(crate) fn check(&self) -> Result<(), FormatError> {
         let offset = self.super_offset.saturating_mul(SECTOR_BYTES);
         self.shape().check()?;
         if self.raid_disks > DISKS_MAX {

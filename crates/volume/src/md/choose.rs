@@ -4,12 +4,16 @@
 //! superblocks); whoever is named faulty by the newest is out. Beyond that, contradictions are refused rather than guessed
 //! at: a copy of a member beside it, and two halves of an array that were changed apart and have come to the same count. A
 //! member of another size is of another array, unless the power went while the array was made larger (`behind`).
+//!
+//! A device that cannot be a member (it was cut, say) may have an intact superblock all the same: a *witness*. It fills no place, but where it
+//! is newer than those that would, and says that they are stale, the array is refused: what they have must not be served, and written to, as if it
+//! were the array's.
 
 use std::collections::HashMap;
 
-use blockwork_format::escape;
-use blockwork_format::md::v1::Features;
+use blockwork_format::md::v1::{Features, Minor};
 use blockwork_format::md::{Access, Role, Superblock, Uuid};
+use blockwork_format::{SECTOR_BYTES, escape};
 
 use super::behind::{is_cut_off, same_but_for_size};
 use super::{Member, MemberState};
@@ -45,7 +49,7 @@ impl Choice {
 }
 
 /// One choice for each array, in the order in which devices name them.
-pub(crate) fn choose(candidates: &[Candidate<'_>]) -> Vec<Choice> {
+pub(crate) fn choose(candidates: &[Candidate<'_>], witnesses: &[Candidate<'_>]) -> Vec<Choice> {
     let mut order: Vec<Uuid> = Vec::new();
     let mut sets: HashMap<Uuid, Vec<Candidate<'_>>> = HashMap::new();
     for candidate in candidates {
@@ -55,10 +59,13 @@ pub(crate) fn choose(candidates: &[Candidate<'_>]) -> Vec<Choice> {
         });
         set.push(*candidate);
     }
-    order.iter().map(|uuid| choose_one(&sets[uuid])).collect()
+    let of = |uuid: &Uuid| {
+        witnesses.iter().filter(|it| it.superblock.uuid() == *uuid).copied().collect::<Vec<_>>()
+    };
+    order.iter().map(|uuid| choose_one(&sets[uuid], &of(uuid))).collect()
 }
 
-fn choose_one(set: &[Candidate<'_>]) -> Choice {
+fn choose_one(set: &[Candidate<'_>], witnesses: &[Candidate<'_>]) -> Choice {
     let (truth, refusal) = truth(set);
     let mut choice = Choice {
         truth: Box::new(truth.superblock.clone()),
@@ -84,7 +91,51 @@ fn choose_one(set: &[Candidate<'_>]) -> Choice {
             }
         }
     }
+    if choice.refusal.is_none() {
+        let used: Vec<_> =
+            set.iter().zip(&choice.members).filter(|(_, member)| member.place().is_some()).collect();
+        choice.refusal = witnesses.iter().find_map(|witness| {
+            let stale = |(one, _): &&(&Candidate<'_>, &Member)| is_stale(one, &truth, witness);
+            used.iter().find(stale).map(|(one, _)| objection(witness, one))
+        });
+    }
     choice
+}
+
+/// Whether a device that would be used is not to be, by what a witness says: as if that were the truth, if it is not older than that.
+fn is_stale(one: &Candidate<'_>, truth: &Candidate<'_>, witness: &Candidate<'_>) -> bool {
+    let (own, said, known) =
+        (one.superblock.events(), witness.superblock.events(), truth.superblock.events());
+    matches!(witness.superblock.role(), Role::Active(_))
+        && said >= known
+        && (own.saturating_add(1) < said
+            || !counts_on(witness.superblock, one.superblock)
+            || (said > known && !is_of(witness, one)))
+}
+
+/// Why an array is refused of which this device is stale, as that witness says.
+fn objection(witness: &Candidate<'_>, stale: &Candidate<'_>) -> String {
+    let (title, other) = (escape(witness.title), escape(stale.title));
+    let what =
+        if counts_on(witness.superblock, stale.superblock) { "is out of date" } else { "was given up" };
+    let why = witness.superblock.check(witness.sectors).err();
+    let why = why.map_or_else(|| "it is damaged".into(), |error| error.to_string());
+    let size = match witness.superblock {
+        Superblock::V1(own) if own.minor != Minor::V1_0 && own.data().end() > witness.sectors => {
+            let bytes = own.data().end().saturating_mul(SECTOR_BYTES);
+            format!(
+                "give {title} its size again, {bytes} bytes or more (an image file: `truncate -s {bytes} FILE`); or, "
+            )
+        }
+        // The error says what can be done about it.
+        _ => String::new(),
+    };
+    format!(
+        "{other} (events {}) {what}, as {title} (events {}) says, which cannot be used ({why}): {other} may lack much of what the array holds; \
+         {size}to go on with what {other} has, give the disks without {title}",
+        stale.superblock.events(),
+        witness.superblock.events()
+    )
 }
 
 /// The newest superblock that no other one as new has given up; with a refusal where there is none.

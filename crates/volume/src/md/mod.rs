@@ -6,7 +6,8 @@
 //! what is on one member, `zero` takes superblocks away.
 //!
 //! Invariants: (1) the superblock with the most events is the truth; who is more than one event behind, or whom the truth
-//! does not count on, is never read; (2) where two devices contradict each other and none is newer, the array is refused;
+//! does not count on, is never read, also where the device with that superblock cannot be used itself: then the array is
+//! refused; (2) where two devices contradict each other and none is newer, the array is refused;
 //! (3) an array of which data is missing is refused, and says which member; (4) nothing is written while arrays are
 //! assembled or examined.
 

@@ -217,7 +217,7 @@ impl Held {
                 uuid: Some(superblock.uuid().to_string()),
                 label: Own::of(superblock).name,
             },
-            Content::DamagedMember => {
+            Content::DamagedMember(_) => {
                 Held { kind: Some("linux_raid_member".to_owned()), uuid: None, label: None }
             }
             Content::FirmwareMember(firmware) => {

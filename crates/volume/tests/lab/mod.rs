@@ -72,6 +72,11 @@ impl Disk {
         self.file.write_all_at(bytes, offset).unwrap();
     }
 
+    /// Gives it that size, bytes.
+    pub fn cut(&self, size: u64) {
+        self.file.set_len(size).unwrap();
+    }
+
     pub fn sectors(&self) -> u64 {
         self.size() / SECTOR
     }

@@ -160,6 +160,17 @@ impl Superblock {
     ///
     /// No superblock, a wrong checksum, features that are not known, or [`Superblock::check`].
     pub fn decode(bytes: &[u8], minor: Minor, device_sectors: u64) -> Result<Self, FormatError> {
+        let superblock = Self::decode_unchecked(bytes, minor, device_sectors)?;
+        superblock.check(device_sectors)?;
+        Ok(superblock)
+    }
+
+    /// As [`Superblock::decode`], without [`Superblock::check`]: one that is intact, whether or not it can be true on this device.
+    pub(crate) fn decode_unchecked(
+        bytes: &[u8],
+        minor: Minor,
+        device_sectors: u64,
+    ) -> Result<Self, FormatError> {
         let wrong = Wrong { offset: minor.sector(device_sectors).unwrap_or(0).saturating_mul(SECTOR_BYTES) };
         if bytes.len() < HEAD_BYTES {
             return Err(wrong.invalid("size", length(bytes.len()), format!("{HEAD_BYTES} bytes or more")));
@@ -183,9 +194,7 @@ impl Superblock {
         if stored != computed {
             return Err(wrong.invalid("checksum", format!("{stored:#010x}"), format!("{computed:#010x}")));
         }
-        let superblock = Self::take_apart(whole, minor);
-        superblock.check(device_sectors)?;
-        Ok(superblock)
+        Ok(Self::take_apart(whole, minor))
     }
 
     fn take_apart(bytes: &[u8], minor: Minor) -> Self {
