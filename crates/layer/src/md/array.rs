@@ -51,6 +51,7 @@ use super::geometry::{Geometry, Places};
 use super::intent::{Intent, IntentConfig};
 use super::member::{Member, MemberConfig};
 use super::mend::Mending;
+use super::parity_doubt::Doubts;
 use super::parting::Partings;
 use super::record::{ArrayState, Record, Site, SiteState, Standing};
 use super::stripe_cache::StripeCache;
@@ -167,6 +168,8 @@ pub struct Array {
     pub(super) failed: Mutex<Vec<FailedMember>>,
     /// Members that go when it is seen to what they alone make up for.
     pub(super) partings: Partings,
+    /// Parities that are about to be listed as bad.
+    pub(super) doubts: Doubts,
     /// Who may change the array's state: superblocks, bitmap, which members take part.
     pub(super) turns: Turns,
     books: Lock<Books>,
@@ -270,6 +273,7 @@ impl Array {
                 distrusts: AtomicU64::new(0),
                 failed: Mutex::default(),
                 partings: Partings::default(),
+                doubts: Doubts::default(),
                 turns: Turns::default(),
                 books: Lock::new(books),
             };

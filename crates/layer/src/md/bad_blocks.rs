@@ -5,7 +5,7 @@
 //! | [`Bad::Renewed`] | a client has written it, or it was written anew before a member went that made up for it: it can be read | yes, until the next flush | go there |
 //! | [`Bad::Unread`] | a read failed; it is about to be written anew | no | go there, and it can be read |
 //! | [`Bad::Stale`] | a write failed on a member that has to stay: others have what is newer | no | go there |
-//! | [`Bad::Listed`] | found in the list, or no copy could be read when the member was filled | yes | go there, and renew it |
+//! | [`Bad::Listed`] | found in the list, or no copy could be read when the member was filled, or a parity that may not fit (`parity_doubt.rs`) | yes | go there, and renew it |
 //! | [`Bad::Unwritable`] | a write failed | yes | leave it out |
 //!
 //! What was written can be read from then on. It leaves the list on disk behind a flush of the member, before a flush of the array is answered: a
@@ -195,6 +195,38 @@ impl BadBlocks {
         }
         self.any.store(true, Ordering::Release);
         self.unwritable.fetch_or(what == Bad::Unwritable, Ordering::Release);
+        true
+    }
+
+    /// Lists a range, as one with those listed that it meets or adjoins; whether there was room for that.
+    pub(super) fn list(&self, sector: Sector, nr: Sectors) -> bool {
+        let mut ranges = self.write();
+        let (mut start, mut end) = (sector.0, sector.0 + nr.0);
+        let joins = |range: &Range| {
+            range.what == Bad::Listed && range.start <= sector.0 + nr.0 && sector.0 <= range.end
+        };
+        let joined: Vec<Range> = ranges.iter().copied().filter(joins).collect();
+        if joined.is_empty() && ranges.len() >= BAD_RANGES_MAX {
+            return false;
+        }
+        ranges.retain(|range| !joins(range));
+        for range in joined {
+            (start, end) = (start.min(range.start), end.max(range.end));
+        }
+        ranges.push(Range { start, end, what: Bad::Listed });
+        self.any.store(true, Ordering::Release);
+        true
+    }
+
+    /// Whether each of the `nr` sectors at `sector` is only others'.
+    pub(super) fn lacks_all(&self, sector: Sector, nr: Sectors) -> bool {
+        let ranges = self.read();
+        let (mut at, end) = (sector.0, sector.0 + nr.0);
+        while at < end {
+            let met = ranges.iter().filter(|range| range.what > Bad::Unread && range.meets(at, at + 1));
+            let Some(next) = met.map(|range| range.end).max() else { return false };
+            at = next;
+        }
         true
     }
 
@@ -451,6 +483,22 @@ mod tests {
         assert_eq!(bad.for_disk_but(&[], Some((Sector(10), Sectors(8))), Sector(0)), [region(8, 10)]);
         assert_eq!(bad.for_disk_but(&[], Some((Sector(12), Sectors(8))), Sector(0)), [region(8, 12)]);
         assert_eq!(bad.for_disk_but(&[], Some((Sector(8), Sectors(4))), Sector(0)), [region(8, 4)]);
+    }
+
+    #[test]
+    fn what_is_listed_is_one_with_what_it_meets_and_is_never_forgotten_for_want_of_room() {
+        let bad = BadBlocks::default();
+        assert!(bad.list(Sector(8), Sectors(8)) && bad.list(Sector(24), Sectors(8)) && bad.len() == 2);
+        assert!(!bad.lacks_all(Sector(8), Sectors(24)) && bad.lacks_all(Sector(9), Sectors(7)));
+        assert!(bad.list(Sector(12), Sectors(12)) && bad.len() == 1);
+        assert!(bad.lacks_all(Sector(8), Sectors(24)) && !bad.lacks_all(Sector(7), Sectors(2)));
+        assert!(bad.add(Sector(32), Sectors(8), Bad::Stale) && bad.lacks_all(Sector(8), Sectors(32)));
+        assert_eq!(bad.for_disk(Sector(0)), [Region { start: 8, sectors: 24 }]);
+        for i in 2..BAD_RANGES_MAX as u64 {
+            assert!(bad.list(Sector(100 * i), Sectors(1)), "{i}");
+        }
+        assert!(!bad.list(Sector(64), Sectors(8)) && bad.list(Sector(4), Sectors(8)));
+        assert_eq!((readable(&bad, 0, 100), readable(&bad, 64, 8)), (4, 8));
     }
 
     #[test]

@@ -227,9 +227,13 @@ impl Array {
     }
 
     fn refused(&self, index: DeviceIndex, what: &str, errno: Errno, cx: &TaskContext) -> Refusal {
-        let name = self.devices.get(index).map_or("", |member| &member.name);
         let role = self.devices.role_of(index).map_or("spare".into(), |role| format!("role {role}"));
-        log::error!("{}: {what} on member {name} ({role}) cannot be written: {errno}", self.name);
+        if let Some(member) = self.devices.get(index) {
+            member.refusals.say(cx.now(), |more| {
+                let (array, name) = (&self.name, &member.name);
+                log::error!("{array}: {what} on member {name} ({role}) cannot be written: {errno}{more}");
+            });
+        }
         self.distrust_at_once(index, cx);
         (index, errno)
     }

@@ -7,12 +7,13 @@
 //! | a write or write-zeroes | the member has failed: it is left out, the others record it, then the bio runs again |
 //! | a flush, also one behind a FUA | likewise; nobody knows what it has lost, so it is distrusted at once: it is the last to be read, and what was just copied from it is written nowhere |
 //! | a write without room or memory (ENOSPC of a sparse file, EFBIG behind the limit of a file's size, ENOMEM) | nothing is wrong with the member: the client hears of it. Mirrors may differ there now, and that is remembered |
+//! | likewise, in a row with a parity | its parities are made to fit by a resync, or are bad, to the block, where that cannot be (`parity_doubt.rs`) |
 //! | a read or write whose memory is gone (EFAULT: a guest's, cut short by its front end) | likewise: it is the client's fault, and no other copy would help |
 //! | a write-zeroes that has to be fast, and is not on this member | likewise; none is tried any more |
 //! | a discard that a member turns out not to support | the client hears of it; what was to be discarded has no defined content |
 //! | a discard for another reason | likewise, and mirrors may differ there now. The member stays, as in Linux: disks with faults in their TRIM must not lose an array its redundancy with every fstrim |
 //! | a write, write-zeroes or flush, on a member with a parity that is needed only for what others list as bad | that is written anew to them, as far as it can be read; then the member has failed, and the rest can be read no more (`parting.rs`) |
-//! | anything, on the last member that has some data | the client hears of it; where other copies may have a write that it refused, it is read no more |
+//! | anything, on the last member that has some data | the client hears of it; where other copies may have a write that it refused, it is read no more; in a row with a parity, as for a write without room |
 //!
 //! [`Layer::cure`](blockwork_engine::Layer::cure) decides, and writes nothing down but in memory. What it says of mirrors that
 //! may differ is in place before the failed bio counts as over, so that the upkeep, which waits for that, never clears the
@@ -191,7 +192,7 @@ impl Array {
         while left > Sectors::ZERO {
             let nr = self.geometry().chunk_room(at).min(left);
             if self.geometry().as_parity().is_some() {
-                self.note_difference(at, nr);
+                self.doubt(device, role, at, nr);
             } else if let Some(sector) = self.geometry().to_array(Place { member: role, sector: at }) {
                 self.geometry().places(sector, &mut places);
                 if places.iter().any(|place| place.member != role && self.member(place.member).is_some()) {
@@ -203,9 +204,11 @@ impl Array {
     }
 
     /// A bio of this span of the array fails, since it could not be prepared for. It may have been on its way to the members before, and what some
-    /// of them refused was not asked about, since another one was being given up: then they differ.
+    /// of them refused was not asked about, since another one was being given up: then they differ. (A write of rows with a parity is prepared for once,
+    /// before its task begins, which sees to what it has met by itself.)
     pub(super) fn fails_unprepared(&self, span: Span) {
-        if span.op.is_write() && self.record.is_some() && self.geometry().is_redundant() {
+        let mirrors = self.geometry().is_redundant() && self.geometry().as_parity().is_none();
+        if span.op.is_write() && self.record.is_some() && mirrors {
             let (sector, nr) = self.geometry().sync_range(span.sector, span.nr);
             self.note_difference(sector, nr);
         }
@@ -232,7 +235,8 @@ impl Array {
                 }
             }
         }
-        settled
+        settled?;
+        self.list_doubts(cx).await
     }
 
     async fn settle(&self, failed: &[FailedMember], cx: &TaskContext) -> Result<(), Errno> {
@@ -283,11 +287,13 @@ impl Array {
             let role = self.devices.role_of(*device).map_or("spare".into(), |role| format!("role {role}"));
             if self.is_needed(*device) {
                 if !self.may_part_with(*device) {
-                    log::error!(
-                        "{}: member {} ({role}) failed ({errno}), and stays, as it has the only copy of some data",
-                        self.name,
-                        member.name
-                    );
+                    member.stays.say(cx.now(), |more| {
+                        log::error!(
+                            "{}: member {} ({role}) failed ({errno}), and stays, as it has the only copy of some data{more}",
+                            self.name,
+                            member.name
+                        );
+                    });
                 } else if self.partings.add((*device, *errno)) {
                     log::error!(
                         "{}: member {} ({role}) failed ({errno}), and goes when it is seen to what others list as bad, and it makes up for",

@@ -67,6 +67,14 @@ pub(super) struct Member {
     corrected: AtomicU32,
     /// Of what it could not write, as often as clients try.
     pub(super) unwritable: Complaint,
+    /// Of parities of it that may not fit, as often as clients' writes fail.
+    pub(super) unfit: Complaint,
+    /// Of what nobody has that it was to be filled with, block by block.
+    pub(super) lost: Complaint,
+    /// Of bitmaps, superblocks and flushes that it refuses, as often as clients try.
+    pub(super) refusals: Complaint,
+    /// Of what it has failed in, and stays all the same.
+    pub(super) stays: Complaint,
 }
 
 impl Member {
@@ -92,6 +100,10 @@ impl Member {
             removed: AtomicBool::new(false),
             corrected: AtomicU32::new(0),
             unwritable: Complaint::default(),
+            unfit: Complaint::default(),
+            lost: Complaint::default(),
+            refusals: Complaint::default(),
+            stays: Complaint::default(),
             site,
         }
     }

@@ -29,6 +29,7 @@ mod member;
 mod mend;
 mod pace;
 mod parity;
+mod parity_doubt;
 mod parity_gather;
 mod parity_read;
 mod parity_sync;

@@ -6,7 +6,8 @@
 //! | has just refused it | computed, else EIO | not for this read |
 //! | has refused it before, or may have lost what it was given | computed; where that cannot be, read from it | only where there is no other way |
 //!
-//! Where the parity may not fit the data ([`Array::may_differ`]), nothing is computed.
+//! Where the parity may not fit the data ([`Array::may_differ`]), nothing is computed. Of what a write that failed has left, single parities are bad
+//! instead (`parity_doubt.rs`).
 
 use blockwork_engine::{
     Defer, Errno, Failure, Flags, Gf256, NodeId, Op, Reason, Resolver, Sector, Sectors, Span, Sum,

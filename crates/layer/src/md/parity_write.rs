@@ -18,7 +18,8 @@
 //! 1. A write has succeeded when every member that takes part has its part of it, data or parity; of those that have not, the superblocks of the
 //!    others say that they failed, or their lists of bad blocks that it is bad, durably. No more than what parities make up for. Where one is about
 //!    to go (`parting.rs`), what it has there is old from the moment that the row is let go, and the write counts when it has gone.
-//! 2. Where some had their parts, and others not, for no fault of theirs, parities are noted not to fit until a resync has been there.
+//! 2. Where some had their parts, and others that stay had not, parities do not count until they were made to fit (`parity_doubt.rs`). A parity that is
+//!    bad is not written by halves: all of it, from data that are all known, or none.
 //! 3. What is read for a parity was not read from a device that may have lost it ([`Array::check_trust`]).
 //!
 //! A crash between the writes of a unit leaves a parity that does not fit. The bitmap, or the superblocks, tell of that; the next one to
@@ -228,6 +229,52 @@ impl Array {
     ) -> Result<Option<Missed>, Errno> {
         let data: Parts =
             sources.into_iter().map(|(role, source)| (role, copied(source, unit.nr, cx))).collect();
+        let pieces = self.pieces_of_unit(unit);
+        if pieces.is_empty() {
+            return self.write_piece(unit, data, flags, cx).await;
+        }
+        let mut all: Option<Missed> = None;
+        for (skip, nr) in pieces {
+            let piece = Unit { row: unit.row, at: unit.at + skip, nr, written: Vec::new() };
+            let part = |(role, all): &(u16, Segment)| (*role, all.slice(skip.byte_len(), nr.byte_len()));
+            let Some(missed) = self.write_piece(&piece, data.iter().map(part).collect(), flags, cx).await?
+            else {
+                continue;
+            };
+            all = Some(match all {
+                Some(all) => all.and(missed),
+                None => missed,
+            });
+        }
+        Ok(all)
+    }
+
+    /// A unit, cut where its parities are bad: each of them is so in all of a piece, or in none of it. Nothing, where none is.
+    fn pieces_of_unit(&self, unit: &Unit) -> Vec<(Sectors, Sectors)> {
+        let (start, end) = (unit.at, unit.at + unit.nr);
+        let parity = self.geometry().as_parity().expect("a unit is one of rows with a parity");
+        let members = parity.parities_of(unit.row).filter_map(|(role, _)| self.member(role));
+        let bad: Vec<_> =
+            members.filter(|member| member.bad.any()).flat_map(|member| member.bad.lacking()).collect();
+        if bad.is_empty() {
+            return Vec::new();
+        }
+        let borders = bad.into_iter().flat_map(|(sector, nr)| [sector, sector + nr]);
+        let mut cuts: Vec<Sector> =
+            borders.filter(|at| start < *at && *at < end).chain([start, end]).collect();
+        cuts.sort_unstable();
+        cuts.dedup();
+        cuts.windows(2).map(|pair| (pair[0].since(start), pair[1].since(pair[0]))).collect()
+    }
+
+    /// As `write_held`, a unit or a piece of one.
+    async fn write_piece(
+        &self,
+        unit: &Unit,
+        data: Parts,
+        flags: Flags,
+        cx: &TaskContext,
+    ) -> Result<Option<Missed>, Errno> {
         let mut known = self.stripe_cache.take(unit.at, unit.nr, self.trust());
         let Made { parities, others, how } = self.new_parities(unit, &data, &mut known, cx).await?;
         cx.count(self.form().shape.node, how);
@@ -296,7 +343,7 @@ impl Array {
         cx: &TaskContext,
     ) -> Result<Made, Errno> {
         let parity = self.geometry().as_parity().expect("a unit is one of rows with a parity");
-        let wanted: Vec<_> = parity
+        let mut wanted: Vec<_> = parity
             .parities_of(unit.row)
             .filter(|(role, _)| !self.writes_of(*role, unit.at, Op::Write, unit.nr, None).is_empty())
             .collect();
@@ -309,15 +356,19 @@ impl Array {
                 (false, false) => Counter::RowsRead,
             }
         };
-        if wanted.is_empty() {
-            return Ok(Made { parities: Vec::new(), others: Vec::new(), how: counted_as(&[], known) });
-        }
-        let modifying: Vec<u16> =
-            data.iter().map(|(role, _)| *role).chain(wanted.iter().map(|(role, _)| *role)).collect();
         // Each time that something cannot be read, that is known the next time.
         for _ in 0..=2 * self.geometry().members() {
             let trust = self.trust();
             known.follow(trust);
+            let any_lost = wanted.iter().any(|(role, _)| self.is_lost(*role, unit));
+            if any_lost && self.does_without_lost(unit, data, &others, known) {
+                wanted.retain(|(role, _)| !self.is_lost(*role, unit));
+            }
+            if wanted.is_empty() {
+                return Ok(Made { parities: Vec::new(), others: Vec::new(), how: counted_as(&[], known) });
+            }
+            let modifying: Vec<u16> =
+                data.iter().map(|(role, _)| *role).chain(wanted.iter().map(|(role, _)| *role)).collect();
             let modifies = {
                 let reads = |roles: &[u16]| roles.iter().filter(|role| !known.has(**role)).count();
                 let is_had = |role: &u16| known.has(*role) || self.is_sure(*role, unit.at, unit.nr);
@@ -350,6 +401,25 @@ impl Array {
             return Ok(Made { parities, others: if modifies { Vec::new() } else { old }, how });
         }
         Err(Errno::EIO)
+    }
+
+    /// Whether a parity that is bad as a whole stays so, as it cannot be made to fit: not all other data are to be had. What is written has to be where it
+    /// belongs then, since nothing makes up for it.
+    fn does_without_lost(&self, unit: &Unit, data: &Parts, others: &[u16], known: &Known) -> bool {
+        let (at, nr) = (unit.at, unit.nr);
+        let is_to_be_had = |role: &u16| {
+            known.has(*role)
+                || self.is_sure(*role, at, nr)
+                || self.way(Place { member: *role, sector: at }, nr, &[]).is_some()
+        };
+        let takes_all =
+            |member: &Member| member.is_complete() && member.bad.writable(at, nr) == (nr, Sectors::ZERO);
+        !others.iter().all(is_to_be_had)
+            && data.iter().all(|(role, _)| self.member(*role).is_some_and(takes_all))
+    }
+
+    fn is_lost(&self, role: u16, unit: &Unit) -> bool {
+        self.member(role).is_some_and(|member| member.bad.any() && member.bad.lacks_all(unit.at, unit.nr))
     }
 
     /// What these have in a unit, or should have; none: one that was thought to have it does not give it, which is known now.
@@ -436,7 +506,7 @@ impl Array {
             {
                 // None of these is tried again. Who was given up has lost them with all the rest.
                 let differ = refused.iter().chain(missed.iter().filter(|part| stays(part)));
-                differ.for_each(|part| self.note_difference(part.at, part.nr));
+                differ.for_each(|part| self.doubt_part(part));
                 // As long as a parity may not fit, no member can be done without.
                 self.look_for_sync(cx);
                 return Err(errno);
@@ -477,16 +547,27 @@ impl Array {
         let settled = self.parting(cx, async || self.settle_failures(cx).await).await;
         let stays = |part: &&ToDevice| self.devices.get(part.device).is_some_and(|it| !it.is_faulty());
         let mut is_had = missed.written.iter().all(|role| self.is_had(*role, missed.at, missed.nr));
-        for part in missed.parts.iter().filter(stays) {
+        let stay: Vec<_> = missed.parts.iter().filter(stays).collect();
+        if !stay.is_empty() {
             is_had = false;
-            // Nothing is computed there from now on, and it has what it had: the client knows.
-            self.note_difference(part.at, part.nr);
-            if let Some(member) = self.devices.get(part.device) {
-                member.bad.forget_stale(part.at, part.nr);
+            let _held = self.stripes.hold(missed.at, missed.nr).await;
+            // They have what they had: the client knows.
+            for part in &stay {
+                if let Some(member) = self.devices.get(part.device) {
+                    member.bad.forget_stale(part.at, part.nr);
+                }
             }
+            // In this order: where all can be read, a resync makes the parities fit.
+            stay.into_iter().for_each(|part| self.doubt_part(part));
             self.look_for_sync(cx);
         }
         settled.and(if is_had { Ok(()) } else { Err(Errno::EIO) })
+    }
+
+    fn doubt_part(&self, ToDevice { device, at, nr, .. }: &ToDevice) {
+        if let Some(role) = self.devices.role_of(*device) {
+            self.doubt(*device, role, *at, *nr);
+        }
     }
 
     /// Whether what a role has of some sectors, if that is data, can be read or computed.
@@ -570,6 +651,15 @@ struct Missed {
     /// By role.
     written: Vec<u16>,
     parts: Vec<ToDevice>,
+}
+
+impl Missed {
+    /// As one with what is behind it in its unit.
+    fn and(mut self, next: Missed) -> Missed {
+        self.nr = (next.at + next.nr).since(self.at);
+        self.parts.extend(next.parts);
+        self
+    }
 }
 
 /// What is written to one device.

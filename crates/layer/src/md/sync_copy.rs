@@ -316,12 +316,17 @@ impl Array {
             if !has_list || !member.bad.add(*sector, *nr, Bad::Listed) {
                 return Err(End::Stuck(*sector));
             }
-            log::error!(
-                "{}: {nr} sectors at {} of {} have no copy that can be read; they are bad there from now on",
-                self.name,
-                member.at(*sector),
-                member.name
-            );
+        }
+        if let Some((first, _)) = lost.first() {
+            let all = lost.iter().fold(Sectors::ZERO, |all, (_, nr)| all + *nr);
+            member.lost.say(cx.now(), |more| {
+                log::error!(
+                    "{}: {all} sectors, the first at {}, of {} have no copy that can be read; they are bad there from now on{more}",
+                    self.name,
+                    member.at(*first),
+                    member.name
+                );
+            });
         }
         self.choose_with_care();
         self.write_bad_blocks(member, cx).await.map_err(|errno| End::Failed((device, errno)))
