@@ -60,10 +60,12 @@ pub fn force(plan: &ArrayPlan, world: &World, found: &Found, oracle: &mut Oracle
     let geometry = plan.geometry();
     let row_of = |at: u64| at / u64::from(plan.chunk);
     let (start, sectors) = plan.volume();
-    for sector in (0..sectors).filter(|sector| judge.is_lost(start + sector)) {
-        let place = plan.place_of(start + sector);
+    // What clients do not use may be lost with what they have beside it.
+    for sector in (0..geometry.sectors().0).filter(|sector| judge.is_lost(*sector)) {
+        let place = plan.place_of(sector);
         let row = judge.row(place.sector.0).expect("a row has a parity");
         let Some(bytes) = row.all[usize::from(place.member)] else { return false };
+        let Some(sector) = sector.checked_sub(start).filter(|sector| *sector < sectors) else { continue };
         if oracle.settle(sector, &bytes).is_err() {
             overwrite(oracle, sector, &bytes);
         }
