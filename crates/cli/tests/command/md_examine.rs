@@ -67,7 +67,7 @@ fn agree(scratch: &Scratch, what: &str, file: &str) {
 #[test]
 fn superblocks_are_shown_as_mdadm_shows_them() {
     type Change = fn(&mut Superblock);
-    let changes: [(&str, Change); 14] = [
+    let changes: [(&str, Change); 15] = [
         ("as it is made", |_| {}),
         ("clean", |s| (s.resync_offset, s.events) = (u64::MAX, u64::from(u32::MAX) + 7)),
         ("without a bitmap", |s| s.features = Features::default()),
@@ -75,6 +75,7 @@ fn superblocks_are_shown_as_mdadm_shows_them() {
         ("no room for bad blocks", |s| (s.bblog_offset, s.bblog_sectors) = (0, 0)),
         ("recovering", |s| (s.features, s.recovery_offset) = (Features::RECOVERY_OFFSET, 123_456)),
         ("smaller than its device", |s| s.size -= 8192),
+        ("a sector smaller than its device", |s| s.size = s.data_size - 1),
         ("flags", |s| s.devflags = Superblock::WRITE_MOSTLY | Superblock::FAILFAST),
         ("a log of parity", |s| (s.features, s.bitmap_offset) = (Features::PPL, 2048 << 16 | 8)),
         ("several of them, before it", |s| {

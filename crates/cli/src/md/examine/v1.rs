@@ -50,7 +50,8 @@ fn sizes(s: &Superblock, examined: &Examined, out: &mut Lines) {
     let recovers = s.features.has(Features::RECOVERY_OFFSET);
     out.line_if(recovers, "Recovery Offset", format_args!("{} sectors", s.recovery_offset));
     let (before, after) = unused(s, examined);
-    let is_told = (before, after) != (0, 0) && !s.features.has(Features::NEW_OFFSET);
+    // By one sector behind, mdadm tells that nothing is known of them.
+    let is_told = (before, after) != (0, 0) && after != 1 && !s.features.has(Features::NEW_OFFSET);
     out.line_if(is_told, "Unused Space", format_args!("before={before} sectors, after={after} sectors"));
 }
 
