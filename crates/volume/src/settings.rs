@@ -69,14 +69,20 @@ impl Assembly {
                 | LayerKey::StartDirtyDegraded => {}
             }
         }
-        if let (Some(setting), Some(min), Some(max)) = (last, min, max)
-            && min > max
-        {
-            return Err(setting
-                .refuse(format!("{min} to {max} KiB/s is not possible: the minimum is above the maximum")));
+        let is_asked = min.or(max).is_some();
+        let other = match (min, max) {
+            (None, Some(_)) => " (sync_speed_min, where it is not set)",
+            (Some(_), None) => " (sync_speed_max, where it is not set)",
+            _ => "",
+        };
+        let (min, max) = (min.unwrap_or(SYNC_SPEED_DEFAULT.0), max.unwrap_or(SYNC_SPEED_DEFAULT.1));
+        if let Some(setting) = last.filter(|_| min > max) {
+            return Err(setting.refuse(format!(
+                "{min} to {max} KiB/s is not possible: the minimum is above the maximum{other}"
+            )));
         }
-        if min.or(max).is_some() {
-            array.set_speed(min.unwrap_or(SYNC_SPEED_DEFAULT.0), max.unwrap_or(SYNC_SPEED_DEFAULT.1));
+        if is_asked {
+            array.set_speed(min, max);
         }
         Ok(())
     }

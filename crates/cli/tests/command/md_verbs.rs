@@ -460,6 +460,13 @@ fn what_was_stopped_goes_on_when_somebody_says_so() {
     let disks = ["a.img", "b.img"];
     lab.create("1", &disks, 64 * MIB, &[]);
     lab.plant("a.img", 48 * MIB, &[0xee; 512]);
+    // The other one is what it is where nobody sets it.
+    for (set, why) in
+        [("md:sync_speed_max=500", "1000 to 500 KiB/s"), ("md/data:sync_speed_max=999", "1000 to 999 KiB/s")]
+    {
+        let said = lab.scratch.refused(["--set", set, "md/data", "--disk", "a.img", "b.img"]);
+        assert!(said.contains(why) && said.contains("sync_speed_min, where it is not set"), "{said}");
+    }
     let slowly = ["--set", "md:sync_speed_max=1024"];
     let server = lab.serve(&[&disks[..], &slowly].concat());
     until("the resync is under way", || lab.array()["sync"]["action"] == "resync");
