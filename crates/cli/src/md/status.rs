@@ -65,13 +65,8 @@ fn text(array: &ArrayStatus) -> String {
     let mut lines = vec![head(array)];
     if array.sync.runs() {
         lines.push(bar(&array.sync));
-    } else if let Some(from) = array.resync_from {
-        lines.push(match &*array.level {
-            "raid4" | "raid5" | "raid6" => {
-                format!("parities may not fit the data from byte {from} of each member on")
-            }
-            _ => format!("mirrors may differ from byte {from} on"),
-        });
+    } else {
+        lines.extend(doubt(array));
     }
     if array.sync.mismatch_sectors > 0 {
         lines.push(format!("mismatch_cnt {}", array.sync.mismatch_sectors));
@@ -84,6 +79,19 @@ fn text(array: &ArrayStatus) -> String {
     lines.extend(array.read_only.iter().map(|why| format!("read-only: {}", escape(why))));
     lines.extend(array.devices.iter().map(device));
     lines.join("\n      ") + "\n"
+}
+
+/// Where its copies may not be the same, or its parities not fit.
+pub(super) fn doubt(array: &ArrayStatus) -> Option<String> {
+    let from = array.resync_from?;
+    Some(match has_parity(array) {
+        true => format!("parities may not fit the data from byte {from} of each member on"),
+        false => format!("mirrors may differ from byte {from} on"),
+    })
+}
+
+pub(super) fn has_parity(array: &ArrayStatus) -> bool {
+    matches!(&*array.level, "raid4" | "raid5" | "raid6")
 }
 
 /// `md/data : raid10 near=2, 1046528 blocks, 512K chunks [4/3] [UU_U]`

@@ -10,6 +10,7 @@ use blockwork_daemon::{ArrayAnswer, ArrayStatus, DeviceStatus, Verb};
 use signal_hook::flag;
 
 use super::progress::Progress;
+use super::status::{doubt, has_parity};
 use super::target::Target;
 use super::verb_args::{
     AddArgs, DevicesArgs, GrowArgs, RemoveArgs, ReplaceArgs, ServedArgs, SpeedArgs, SyncArgs, Which,
@@ -137,24 +138,27 @@ impl<'a> Work<'a> {
             target.take_up();
         }
         if self.wait || (target.is_ours() && !is_brief) {
-            let rest = self.at_rest(target, is_stopped, &answers, asked)?;
+            let (rest, is_done) = self.at_rest(target, is_stopped, &answers, asked)?;
             answers.iter().try_for_each(|answer| still_there(answer, &rest.array))?;
             if let Some(answer) = answers.last() {
                 none_has_failed(answer, &rest.array)?;
+            }
+            if !is_done {
+                return Err(after(&answers, anyhow!("{}", rest.said)));
             }
             answers.push(rest);
         }
         Ok(answers)
     }
 
-    /// Waits until nothing is being synced and nothing is due, and shows how far it is.
+    /// Waits until nothing is being synced and nothing is due, and shows how far it is. Whether what is waited for is done then.
     fn at_rest(
         &self,
         target: &Target,
         is_stopped: &AtomicBool,
         answers: &[ArrayAnswer],
         asked: Option<&str>,
-    ) -> Result<ArrayAnswer> {
+    ) -> Result<(ArrayAnswer, bool)> {
         if let Some(answer) = answers.last() {
             log::info!("{}", answer.said);
         }
@@ -164,8 +168,10 @@ impl<'a> Work<'a> {
             progress.show(&answer.array.sync);
             if answer.at_rest == Some(true) {
                 // What was asked for may have begun and ended between two looks.
-                answer.said = outcome(&answer.array, asked.or(progress.last_action()));
-                return Ok(answer);
+                let action = asked.or(progress.last_action());
+                answer.said = outcome(&answer.array, action);
+                let is_done = !is_left_undone(&answer.array, action);
+                return Ok((answer, is_done));
             }
             if is_stopped.load(Ordering::Relaxed) {
                 return Err(self.interrupted(&answer.array, answers));
@@ -259,11 +265,37 @@ fn is_unfinished(array: &ArrayStatus, action: &str) -> bool {
     }
 }
 
-fn members(array: &ArrayStatus) -> String {
-    match array.degraded {
-        0 => "all members are in sync".to_owned(),
-        n => format!("degraded: {n} of {} members are not in sync", array.raid_disks),
+/// Whether nothing is done any more, and what is waited for is not: somebody has stopped it, or a disk.
+fn is_left_undone(array: &ArrayStatus, action: Option<&str>) -> bool {
+    let has_doubt = doubt(array).is_some();
+    let is_half_filled = is_unfinished(array, "recover");
+    match action {
+        Some("check" | "repair") => false,
+        // Mirrors may differ elsewhere, as where a discard has failed: what was to be filled has been.
+        Some("recover") => is_half_filled || (has_doubt && has_parity(array)),
+        _ => is_half_filled || has_doubt,
     }
+}
+
+/// How it is, and what is not as it should be. What has been stopped goes on by `md start-sync`.
+fn members(array: &ArrayStatus) -> String {
+    let mut said = match (array.degraded, doubt(array)) {
+        (0, None) => "all members are in sync".to_owned(),
+        (0, Some(doubt)) => format!("no member is missing, but {doubt}"),
+        (n, doubt) => {
+            let doubt = doubt.map_or_else(String::new, |doubt| format!("; {doubt}"));
+            format!("degraded: {n} of {} members are not in sync{doubt}", array.raid_disks)
+        }
+    };
+    let bad: usize = array.devices.iter().map(|device| device.bad_ranges).sum();
+    if bad > 0 {
+        let s = if bad == 1 { "" } else { "s" };
+        said += &format!("; {bad} range{s} of members cannot be read");
+    }
+    if !array.sync.runs() && array.resync_from.is_some() {
+        said += &format!(" (`blockwork md start-sync {}` has a server resync it)", array.name);
+    }
+    said
 }
 
 /// A device that was added must not have failed meanwhile.
@@ -332,20 +364,59 @@ mod tests {
             json!({ "name": "a", "role": 0, "state": state, "recovered": recovered, "write_mostly": false,
                     "bad_ranges": 0, "corrected_sectors": 0 })
         };
-        let said = |resync_from: Option<u64>, device: serde_json::Value, action: &str| {
+        let told = |level: &str,
+                    resync_from: Option<u64>,
+                    device: serde_json::Value,
+                    action: Option<&str>| {
             let array = json!({
-                "name": "md/m", "uuid": "1", "level": "raid1", "layout": null, "chunk_size": null, "bytes": 4096,
+                "name": "md/m", "uuid": "1", "level": level, "layout": null, "chunk_size": null, "bytes": 4096,
                 "raid_disks": 2, "degraded": 0, "read_only": null, "active": true, "events": 3,
                 "resync_from": resync_from, "dirty_chunks": null, "devices": [device],
                 "sync": { "action": "idle", "done_sectors": 1, "total_sectors": 4, "speed_kib": 0, "mismatch_sectors": 0 },
             });
-            outcome(&serde_json::from_value(array).expect("a status"), Some(action))
+            let array = serde_json::from_value(array).expect("a status");
+            (outcome(&array, action), !is_left_undone(&array, action))
         };
+        let said = |from, device, action| told("raid1", from, device, Some(action));
         let whole = || device("in_sync", None);
-        assert_eq!(said(None, whole(), "resync"), "md/m: resync is done; all members are in sync");
-        assert!(said(Some(512), whole(), "resync").starts_with("md/m: resync was stopped at 25.0%; "));
-        assert!(said(None, whole(), "recover").starts_with("md/m: recover is done; "));
-        let half = device("recovering", Some(512));
-        assert!(said(None, half, "recover").starts_with("md/m: recover was stopped at 25.0%; "));
+        assert_eq!(
+            said(None, whole(), "resync"),
+            ("md/m: resync is done; all members are in sync".into(), true)
+        );
+        let (words, is_done) = said(Some(512), whole(), "resync");
+        assert!(
+            words.starts_with(
+                "md/m: resync was stopped at 25.0%; no member is missing, but mirrors may differ"
+            )
+        );
+        assert!(!is_done);
+        let (words, is_done) = said(None, whole(), "recover");
+        assert!(words.starts_with("md/m: recover is done; ") && is_done);
+        let half = || device("recovering", Some(512));
+        let (words, is_done) = said(None, half(), "recover");
+        assert!(words.starts_with("md/m: recover was stopped at 25.0%; ") && !is_done);
+
+        // Nobody has seen it run.
+        let waited = |level, from, device| told(level, from, device, None);
+        assert!(waited("raid5", None, whole()).1 && !waited("raid5", None, half()).1);
+        assert_eq!(
+            waited("raid5", Some(512), whole()),
+            (
+                "md/m: nothing is being synced; no member is missing, but parities may not fit the data from byte 512 of each \
+                 member on (`blockwork md start-sync md/m` has a server resync it)"
+                    .into(),
+                false
+            )
+        );
+        // A member was filled: elsewhere mirrors may differ all the same, but a parity has to fit.
+        assert!(
+            said(Some(512), whole(), "recover").1 && !told("raid6", Some(512), whole(), Some("recover")).1
+        );
+        let (words, is_done) = said(Some(512), whole(), "check");
+        assert!(words.contains("no member is missing, but mirrors may differ from byte 512 on") && is_done);
+        let mut bad = whole();
+        bad["bad_ranges"] = json!(123);
+        let (words, is_done) = waited("raid5", None, bad);
+        assert!(words.ends_with("all members are in sync; 123 ranges of members cannot be read") && is_done);
     }
 }

@@ -474,6 +474,11 @@ fn what_was_stopped_goes_on_when_somebody_says_so() {
     let stopped = lab.array();
     assert_eq!(stopped["sync"]["action"], "idle", "{stopped}");
     assert!(stopped["resync_from"].as_u64() < Some(48 * MIB), "{stopped}");
+    let said = lab.refused(&["wait", "md/data"]);
+    assert!(
+        said.contains("nothing is being synced; no member is missing, but mirrors may differ from byte "),
+        "{said}"
+    );
     assert_eq!(lab.md(&["sync-speed", "md/data"]), "md/data is synced at 1000 to 1024 KiB/s\n");
     lab.md(&["sync-speed", "md/data", "--max", "1000000"]);
     assert_eq!(lab.md(&["sync-speed", "md/data"]), "md/data is synced at 1000 to 1000000 KiB/s\n");
