@@ -73,6 +73,13 @@ impl Guests {
     fn give(&mut self, names: &[String]) {
         self.withheld.retain(|name| !names.contains(name));
     }
+
+    /// A volume is called otherwise now; whether it is withheld stays.
+    fn rename(&mut self, old: &str, new: &str) {
+        if old != new && self.withheld.remove(old) {
+            self.withheld.insert(new.to_owned());
+        }
+    }
 }
 
 /// Where files are: of all volumes, or of the first alone.
@@ -294,7 +301,10 @@ impl Offers {
         for address in &self.nbd_addresses {
             self.told.replace_export(&nbd::uri_of(address, name), &nbd::uri_of(address, &volume.name));
         }
-        self.guests().of(id).for_each(|guest| guest.set_volume(volume));
+        let mut guests = self.guests();
+        guests.rename(name, &volume.name);
+        guests.of(id).for_each(|guest| guest.set_volume(volume));
+        drop(guests);
         let filed = self.files.as_ref().map_or(Ok(()), |files| files.replace(name, self.served(id, volume)));
         let exported = self
             .nbd

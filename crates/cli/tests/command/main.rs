@@ -28,6 +28,7 @@ mod serve_fork;
 mod serve_fuse;
 mod serve_group_failures;
 mod serve_group_merges;
+mod serve_group_partitions;
 mod serve_group_snapshots;
 mod serve_group_sync;
 mod serve_groups;

@@ -12,30 +12,32 @@
 //!
 //! Invariants: (1) a device whose volume stays keeps its number, and its layers unless its size, or its family of snapshots, has changed; (2) layers that are built
 //! anew keep their nodes; (3) what workers keep in memory (pools, families of snapshots) is neither opened twice nor read behind
-//! their back.
+//! their back; (4) partitions are called after the volume that they lie on, and have its layers: whatever happens to it happens to them.
 
 mod merges;
+mod tell;
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use blockwork_engine::{Layer, TaskContext};
+use blockwork_engine::Layer;
 use blockwork_format::escape;
 use blockwork_format::lvm2::vg::{self, Lv, LvIndex, RaidLevel, SegmentType};
 use blockwork_format::lvm2::{Uuid, VolumeGroup};
 use blockwork_layer::snapshot::{Family, SnapshotStatus};
-use blockwork_layer::thin::{Pool, VerbError};
+use blockwork_layer::thin::Pool;
 
 use super::edit::{self, Author, Commit, Draft, EditError, Opened, Untold};
 use super::verdict::Verdicts;
-use super::{Families, Group, KnownSnapshot, Shared, check_transaction};
+use super::{Families, Group, KnownSnapshot, Shared};
 use crate::assembly::Assembly;
 use crate::graph::{Above, Content, DeviceId, DeviceKind, GroupId};
 use crate::rounds::in_order;
 use crate::settings::Autoextend;
-use crate::thin::{PoolChange, PoolCommit};
+use crate::thin::PoolCommit;
 
 pub use merges::{MergeState, TextMerge};
+pub use tell::{TellError, grow, message, tell, untell};
 
 /// A group of which volumes are served, as it is on its disks.
 pub struct ServedEditor<'a> {
@@ -57,9 +59,9 @@ pub enum Telling {
 pub struct Adopted {
     /// Volumes that are new, and may be asked for.
     pub added: Vec<String>,
-    /// Volumes that have another name: the old one, the new one.
+    /// Volumes that have another name, and their partitions: the old one, the new one.
     pub renamed: Vec<(String, String)>,
-    /// Volumes that have another size.
+    /// Volumes that have another size, and their partitions, which are built anew upon them.
     pub resized: Vec<String>,
     /// Pools whose parts have grown; or why a layer of one cannot be built.
     pub pools: Vec<Result<GrownPool, EditError>>,
@@ -136,18 +138,26 @@ impl Assembly {
         let (kept, gone) = self.match_volumes(group, &old, &text, &mut adopted.arrays);
         let (verdicts, visible) = (Verdicts::new(&text), text.visible());
         let (mut resized, mut shared) = (Vec::new(), Shared::new());
+        let partitions = self.partitions();
         for Kept { was, now, device } in kept {
             let below = self.graph.groups[group.0].below(now, &mut shared);
             self.graph.devices[device.0].below = below;
+            let partitions = partitions.get(&device).map_or(&[][..], Vec::as_slice);
             let renamed = self.update(device, group, &verdicts, now, visible[now.0]);
-            adopted.renamed.extend(renamed.filter(|_| visible[now.0]));
+            if let Some(names) = renamed {
+                let of_partitions = self.rename_partitions(&names, partitions);
+                let all = [vec![names], of_partitions].concat();
+                adopted.renamed.extend(all.into_iter().filter(|_| visible[now.0]));
+            }
             if old.lv_sectors(was) != text.lv_sectors(now) {
                 self.graph.unbuild(device, verdicts.refusal(now));
+                partitions.iter().for_each(|partition| self.graph.unbuild(*partition, None));
                 self.graph.groups[group.0].arrays.remove(&now);
                 resized.push(now);
                 // Of a family, all are built anew below.
                 if visible[now.0] && kin.family_of(now).len() == 1 {
-                    adopted.resized.push(self.graph.device(device).name.clone());
+                    let all = [device].into_iter().chain(partitions.iter().copied());
+                    adopted.resized.extend(all.map(|id| self.graph.device(id).name.clone()));
                 }
             }
         }
@@ -252,6 +262,22 @@ impl Assembly {
         device.is_offered = is_offered;
         let is_named = was == wanted || was.strip_prefix(&wanted).is_some_and(|rest| rest.starts_with('#'));
         (!is_named).then(|| (was, self.graph.rename(id, &wanted)))
+    }
+
+    /// Partitions get another name with the volume that they lie on; the names that they had and have.
+    fn rename_partitions(
+        &mut self,
+        (old, new): &(String, String),
+        partitions: &[DeviceId],
+    ) -> Vec<(String, String)> {
+        let mut renamed = Vec::with_capacity(partitions.len());
+        for id in partitions {
+            let was = self.graph.device(*id).name.clone();
+            let number = was.strip_prefix(old.as_str()).expect("a partition is called after its volume");
+            let wanted = format!("{new}{number}");
+            renamed.push((was, self.graph.rename(*id, &wanted)));
+        }
+        renamed
     }
 
     /// An origin and its snapshots are no longer what they were: whoever asks for one of them has all built anew. What was known of each
@@ -478,7 +504,9 @@ impl ServedEditor<'_> {
         for (was, lv) in old.lvs.iter().enumerate().map(|(at, lv)| (LvIndex(at), lv)) {
             match by_id.get(&lv.id).copied() {
                 None => self.check_unused(was, lv, &above)?,
-                Some(now) if text.lv_sectors(now) < old.lv_sectors(was) && self.is_built(was) => {
+                Some(now)
+                    if text.lv_sectors(now) < old.lv_sectors(was) && self.is_built_upon(was, &above) =>
+                {
                     let why = "it is served, and a client may be using what would be cut off: stop serving it first";
                     return Err(EditError::volume(&lv.name, why));
                 }
@@ -540,6 +568,21 @@ impl ServedEditor<'_> {
         device.is_some_and(|device| self.assembly.graph.device(device).layer().is_some())
     }
 
+    /// Whether layers of a volume, or of anything that lies on it, were built. What lies on it may have been there before the volume has
+    /// become larger, and go by the layers of then.
+    fn is_built_upon(&self, lv: LvIndex, above: &Above) -> bool {
+        let graph = &self.assembly.graph;
+        let mut left: Vec<DeviceId> = graph.groups[self.group.0].lv(lv).into_iter().collect();
+        let mut seen = HashSet::new();
+        while let Some(id) = left.pop() {
+            if graph.device(id).layer().is_some() {
+                return true;
+            }
+            left.extend(above.of(id).filter(|user| seen.insert(*user)));
+        }
+        false
+    }
+
     /// A family does not change while a snapshot is merged into one of these origins. Where the old text alone says that one is, this is
     /// the end of that merge.
     fn check_family(
@@ -560,7 +603,7 @@ impl ServedEditor<'_> {
     /// An origin and its snapshots that are served are built anew when they change. What else lies on them would not hear of it.
     fn check_open_family(&self, old: &VolumeGroup, origin: LvIndex, above: &Above) -> Result<(), EditError> {
         let members = self.assembly.graph.groups[self.group.0].kin.family_of(origin);
-        if !members.iter().any(|lv| self.is_built(*lv)) {
+        if !members.iter().any(|lv| self.is_built_upon(*lv, above)) {
             return Ok(());
         }
         let refuse = |lv: LvIndex, why: String| Err(EditError::volume(&old.lvs[lv.0].name, why));
@@ -686,89 +729,4 @@ fn is_redundant(lv: &Lv) -> bool {
         let SegmentType::Raid { level, .. } = segment.kind else { return false };
         matches!(level, RaidLevel::Raid1 | RaidLevel::Raid10 | RaidLevel::Parity)
     })
-}
-
-/// Why a pool was not told.
-#[derive(Debug, thiserror::Error)]
-pub enum TellError {
-    /// Its transaction is not that before the text's.
-    #[error("{0}")]
-    Transaction(String),
-    /// It refuses.
-    #[error(transparent)]
-    Verb(#[from] VerbError),
-}
-
-/// Tells an open pool of changes, and counts its transaction up. What it knows already of a change that was cut short is not made again.
-///
-/// # Errors
-///
-/// It refuses one: those before it are made.
-pub async fn tell(pool: &Pool, untold: &Untold, cx: &TaskContext) -> Result<(), TellError> {
-    let found = pool.status().transaction_id;
-    check_transaction(found, untold.transaction_id, true).map_err(TellError::Transaction)?;
-    if found == untold.transaction_id {
-        return Ok(());
-    }
-    for change in &untold.changes {
-        match message(pool, *change, cx).await {
-            Err(VerbError::Edit(error)) if change.is_made(&error) => {}
-            told => told?,
-        }
-    }
-    Ok(pool.set_transaction_id(cx, found, untold.transaction_id).await?)
-}
-
-/// Takes back what an open pool was told of new devices, where it was not told to the end: one that stayed, and that the text does not
-/// know, would be taken for whatever gets its number next. False: the pool has counted the change, so that it is made.
-///
-/// # Errors
-///
-/// Its metadata cannot be read, or it does not let a device go.
-pub async fn untell(pool: &Pool, untold: &Untold, cx: &TaskContext) -> Result<bool, VerbError> {
-    if pool.status().transaction_id == untold.transaction_id {
-        return Ok(false);
-    }
-    let there = pool.devices_of(cx).await?;
-    for change in &untold.changes {
-        let (PoolChange::Create { device } | PoolChange::Snapshot { device, .. }) = *change else { continue };
-        if there.iter().any(|(id, _)| *id == device) {
-            message(pool, PoolChange::Delete { device }, cx).await?;
-        }
-    }
-    Ok(true)
-}
-
-/// Makes a change of an open pool.
-///
-/// # Errors
-///
-/// It refuses it.
-pub async fn message(pool: &Pool, change: PoolChange, cx: &TaskContext) -> Result<(), VerbError> {
-    match change {
-        PoolChange::Create { device } => pool.create_thin(cx, device).await,
-        PoolChange::Snapshot { device, origin } => pool.create_snap(cx, device, origin).await,
-        PoolChange::Delete { device } => pool.delete(cx, device).await,
-        PoolChange::TransactionId { current, new } => pool.set_transaction_id(cx, current, new).await,
-        // An open pool counts its devices whenever one takes the place of another.
-        PoolChange::Grow => Ok(()),
-        PoolChange::ReserveMetadataSnap => pool.reserve_metadata_snap(cx).await,
-        PoolChange::ReleaseMetadataSnap => pool.release_metadata_snap(cx).await,
-    }
-}
-
-/// Lets a pool have what has taken the place of its devices.
-///
-/// # Errors
-///
-/// It cannot count them.
-pub async fn grow(grown: GrownPool, cx: &TaskContext) -> Result<(), VerbError> {
-    // The map first: it has to have room for what is counted of the data.
-    if let Some(metadata) = grown.metadata {
-        grown.pool.grow_metadata(cx, metadata).await?;
-    }
-    match grown.data {
-        Some(data) => grown.pool.grow_data(cx, data).await,
-        None => Ok(()),
-    }
 }
