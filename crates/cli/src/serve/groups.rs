@@ -172,7 +172,7 @@ impl ServedGroups {
             withdrawn.push(Withdrawn { name: name.clone(), volume: Some(volume) });
         }
         let volumes = withdrawn.iter().filter_map(|one| one.volume.clone()).collect();
-        let unused = self.settle(volumes).and_then(|()| self.release_thin(&mut withdrawn));
+        let unused = self.settle(volumes).and_then(|()| self.release_thin(names, &mut withdrawn));
         if let Err(error) = unused.and_then(|()| self.put_pools_to_rest(names)) {
             self.give_back(withdrawn);
             return Err(Refusal::new(RefusalKind::Conflict, error));
@@ -202,14 +202,19 @@ impl ServedGroups {
         })
     }
 
-    /// Lets go of the layers of thin volumes: a pool deletes none that somebody holds on to. A write may wait for room in a full pool.
-    fn release_thin(&self, withdrawn: &mut [Withdrawn]) -> Result<()> {
+    /// Lets go of the layers of thin volumes, and of their partitions, served or not: a pool deletes none that somebody holds on to. A write
+    /// may wait for room in a full pool.
+    fn release_thin(&self, names: &[String], withdrawn: &mut [Withdrawn]) -> Result<()> {
         self.release_thin_families(withdrawn)?;
         let mut assembly = self.assembly();
-        for Withdrawn { name, volume } in withdrawn {
-            let Some((pool, device)) = assembly.thin_device(name) else { continue };
-            *volume = None;
-            assembly.forget_layers(name);
+        for one in withdrawn.iter_mut().filter(|one| assembly.thin_device(&one.name).is_some()) {
+            one.volume = None;
+        }
+        let thin = names.iter().filter_map(|name| Some((name, assembly.thin_device(name)?)));
+        let thin: Vec<_> = thin.collect();
+        // A volume is in use as long as one of its partitions is: all are let go of first.
+        thin.iter().for_each(|(name, _)| assembly.forget_layers(name));
+        for (name, (pool, device)) in thin {
             if pool.is_in_use(device) {
                 let name = escape(name);
                 anyhow::bail!(

@@ -130,6 +130,24 @@ fn a_volume_of_which_a_partition_alone_is_served_grows_and_is_not_made_smaller()
     server.stop_quietly();
 }
 
+/// Each partition holds on to the layers of the volume, served or not.
+#[test]
+fn thin_volumes_with_partitions_are_removed_by_their_server() {
+    let thin = ["vg/s --thin pool -V 12M", "vg/t --thin pool -V 12M", "vg/u --thin pool -V 12M"];
+    let lab = group(&thin);
+    let server = serve(&lab);
+    served(&lab, &["lv", "remove", "vg/s"]);
+    expect_exports(&lab, &["vg/t", "vg/t/1", "vg/u", "vg/u/1"]);
+    server.stop_quietly();
+    let only = ["--disk", "a", "vg/t", "vg/u"];
+    let server = lab.scratch.serve(only);
+    served(&lab, &["lv", "remove", "vg/t"]);
+    expect_exports(&lab, &["vg/u"]);
+    assert_eq!(begin(&lab, "vg/u", 1 << 20), "vg/u");
+    server.stop_quietly();
+    lab.expect_sound();
+}
+
 /// An array has the layers that its members had when it was assembled.
 #[test]
 fn a_volume_on_which_an_array_lies_grows_and_is_not_made_smaller() {

@@ -375,9 +375,15 @@ impl Assembly {
         })
     }
 
-    /// The open pool and the number in it of a thin volume.
+    /// The open pool and the number in it of a thin volume, also of one on which this is a partition.
     pub fn thin_device(&self, volume: &str) -> Option<(Arc<Pool>, u64)> {
-        let (group, lv) = self.lv_named(volume)?;
+        let named = self.graph.device(self.graph.find(volume)?);
+        let on = match named.kind {
+            DeviceKind::Partition(_) => self.graph.device(named.below[0]),
+            _ => named,
+        };
+        let DeviceKind::Lv { group, lv } = on.kind else { return None };
+        let group = &self.graph.groups[group.0];
         let (pool, device_id) = group.text.thin_device(lv)?;
         Some((group.thin_pools.get(&pool)?.pool()?, device_id))
     }
