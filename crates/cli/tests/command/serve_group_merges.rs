@@ -495,3 +495,46 @@ fn a_write_that_waits_below_the_origin_is_not_in_what_is_merged() {
     server.stop();
     lab.expect_sound();
 }
+
+/// As Linux, which copies nothing out for what is written behind a snapshot's end, and merges chunks whole.
+#[test]
+fn what_lies_behind_the_end_of_a_snapshot_is_neither_kept_in_it_nor_lost_by_its_merge() {
+    let lab = Lab::new(&[("a", 40)]);
+    lab.verb(&["vg", "create", "vg", "a", "-s", "128k"]);
+    lab.verb(&["lv", "create", "vg/root", "--extents", "3"]);
+    let server = lab.scratch.serve(["--disk", "a"]);
+    let write = |byte: &str, at: u32, kib: u32| {
+        let uri = lab.scratch.uri("vg/root");
+        python(&format!(
+            "h = connect({uri:?})\nh.pwrite(b'{byte}' * ({kib} << 10), {at} << 10)\nh.flush()\n"
+        ));
+    };
+    let all = || {
+        let uri = lab.scratch.uri("vg/root");
+        python(&format!(
+            "import itertools\nh = connect({uri:?})\n\
+             print([(chr(byte), len(list(run)) >> 10) for byte, run in itertools.groupby(h.pread(h.get_size(), 0))])\n"
+        ))
+    };
+    write("A", 0, 384);
+    served(
+        &lab,
+        &["lv", "snapshot", "vg/root", "--name", "before", "-l", "100%ORIGIN", "--chunksize", "512"],
+    );
+    served(&lab, &["lv", "resize", "vg/root", "--extents", "+2"]);
+    let fill =
+        || shown(&lab, "before").expect("the snapshot")["data_percent"].as_f64().expect("how full it is");
+    let empty = fill();
+    write("E", 384, 256);
+    assert_eq!(fill().to_bits(), empty.to_bits(), "nothing of that is the snapshot's");
+    write("B", 0, 4);
+    assert!(fill() > empty);
+    let why = "before: it cannot be merged: it ends at 384 KiB, in the middle of one of its chunks of 512 KiB, and root has become larger since: what \
+               root has from there to 512 KiB would be lost; copy what the snapshot holds into root instead, and remove it";
+    let said = served_refused(&lab, &["lv", "merge", "vg/before"]);
+    assert!(said.contains(why), "{said}");
+    assert_eq!(all(), "[('B', 4), ('A', 380), ('E', 256)]\n");
+    stop(server);
+    let said = lab.refused(&["lv", "merge", "vg/before"]);
+    assert!(said.contains(why), "{said}");
+}

@@ -180,7 +180,11 @@ impl Store {
     /// The chunks of this snapshot that a range of sectors touches; what is behind the snapshot's end is not its business.
     #[inline]
     pub(super) fn chunks(&self, start: Sector, end: Sector) -> Range<u64> {
-        self.chunk_of(start)..self.end_chunk(end.min(Sector(self.sectors.0)))
+        let end = end.min(Sector(self.sectors.0));
+        let first = self.chunk_of(start);
+        // Also in the last chunk, where the snapshot ends in its midst: what an origin that has grown has there was never the snapshot's, and
+        // a merge would put it back.
+        if start < end { first..self.end_chunk(end) } else { first..first }
     }
 
     /// The chunk that a sector is in.

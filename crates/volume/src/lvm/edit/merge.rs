@@ -12,10 +12,11 @@ use blockwork_format::lvm2::vg::{LvIndex, Snapshot};
 use blockwork_layer::snapshot::{Merge, MergeError, SnapshotStatus, Step};
 
 use super::draft::{Draft, lv_section};
-use super::error::EditError;
+use super::error::{EditError, bytes_shown};
 use super::open::GroupEditor;
 use super::resize::only_segment;
 use super::section::strings;
+use crate::lvm::snapshot::snapshot_sectors;
 use crate::steps::close;
 
 /// A merge that is under way: by the text of its group, and of this process.
@@ -131,7 +132,30 @@ impl Draft {
             let other = escape(&vg.lvs[other.store.0].name);
             return refuse(format!("{other} is being merged into the same origin; merge that first"));
         }
+        self.check_end(name, &snapshot)?;
         Ok(snapshot)
+    }
+
+    /// Chunks are merged whole, as Linux merges them, up to the origin's end. What an origin that has grown has in a chunk in whose midst
+    /// the snapshot ends is not kept up to date in the store, and would be overwritten by what it was.
+    fn check_end(&self, name: &str, snapshot: &Snapshot) -> Result<(), EditError> {
+        if snapshot.merging {
+            // Some of it may be in the store alone by now.
+            return Ok(());
+        }
+        let vg = self.group();
+        let (end, origin) = (snapshot_sectors(vg, snapshot), vg.lv_sectors(snapshot.origin));
+        if end >= origin || end.is_multiple_of(snapshot.chunk_size) {
+            return Ok(());
+        }
+        let chunk_end = end.next_multiple_of(snapshot.chunk_size).min(origin);
+        let [chunk, end, chunk_end] = [snapshot.chunk_size, end, chunk_end].map(|nr| bytes_shown(nr * 512));
+        let origin = escape(&vg.lvs[snapshot.origin.0].name);
+        let why = format!(
+            "it cannot be merged: it ends at {end}, in the middle of one of its chunks of {chunk}, and {origin} has become larger since: what {origin} \
+             has from there to {chunk_end} would be lost; copy what the snapshot holds into {origin} instead, and remove it"
+        );
+        Err(EditError::volume(name, why))
     }
 
     /// Plans that a snapshot of either kind is being merged from now on.
