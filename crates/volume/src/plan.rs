@@ -154,6 +154,12 @@ impl LayerSetting {
         (self.layer == kind.name() && LAYERS.contains(&kind)) || self.layer == name
     }
 
+    /// Whether it is for a kind of which volumes of groups are.
+    pub(crate) fn is_for_kind_of_volumes(&self) -> bool {
+        let kinds = [NodeKind::Raid, NodeKind::Linear, NodeKind::Striped, NodeKind::Table, THIN_POOL];
+        kinds.iter().any(|kind| self.layer == kind.name())
+    }
+
     /// Whether such a device has what it sets.
     pub(crate) fn fits(&self, kind: NodeKind) -> bool {
         LAYERS.contains(&kind) && self.key.is_of(kind)

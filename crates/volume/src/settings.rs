@@ -147,7 +147,8 @@ impl Assembly {
         Ok(found)
     }
 
-    /// Whether each setting of a layer was for some device, and for none that cannot have it: once those that are served have been chosen.
+    /// Whether each setting of a layer was for some device, or is for a kind of which some may come yet, and for none that cannot have it: once
+    /// those that are served have been chosen.
     ///
     /// # Errors
     ///
@@ -156,7 +157,12 @@ impl Assembly {
         if let Some((setting, what)) = &self.setting_unfit {
             return Err(setting.refuse(what.clone()));
         }
-        match self.plan.layer_settings().find(|setting| !self.settings_used.contains(setting)) {
+        // Volumes are made while their group is served.
+        let may_come = !self.plan.read_only && !self.graph.groups.is_empty();
+        let is_for_some = |setting: &LayerSetting| {
+            self.settings_used.contains(setting) || may_come && setting.is_for_kind_of_volumes()
+        };
+        match self.plan.layer_settings().find(|setting| !is_for_some(setting)) {
             Some(unused) => {
                 let what = "no device of that kind or name is assembled; `blockwork scan` shows those that there are";
                 Err(unused.refuse(what.to_owned()))

@@ -48,7 +48,8 @@ impl Assembly {
         let tables: Vec<DeviceId> = self.volumes(|device| matches!(device.kind, DeviceKind::Table));
         let ids = if tables.is_empty() {
             let used = self.used();
-            let mut ids = self.volumes(|_| true);
+            // A pool by itself is nothing that can be opened, be there volumes in it or not.
+            let mut ids = self.volumes(|device| !self.is_pool(&device.name));
             ids.retain(|id| !used.contains(id));
             ids
         } else {

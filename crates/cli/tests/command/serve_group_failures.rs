@@ -255,3 +255,33 @@ fn a_pool_that_makes_no_use_of_more_room_is_given_none() {
     after.retain(|line| !line.starts_with("new;"));
     assert_eq!(after, before);
 }
+
+/// Volumes and pools may come later: a server is started by the same command line whether there are some or not.
+#[test]
+fn a_group_that_has_nothing_but_a_pool_is_served_with_settings_for_what_may_come() {
+    let lab = Lab::new(&[("a", 161)]);
+    lab.verb(&["vg", "create", "vg", "a"]);
+    let set = ["thin-pool:thin_pool_autoextend_threshold=70", "raid:sync_speed_max=5000"];
+    let serve = ["--disk", "a", "--set", set[0], "--set", set[1]];
+    lab.scratch.serve(serve).stop();
+    let named = "vg/pool:thin_pool_autoextend_threshold=70";
+    for (more, setting) in [(None, named), (None, "md:sync_speed_max=5000"), (Some("--read-only"), set[0])] {
+        let args = ["--disk", "a", "--set", setting];
+        let said = lab.scratch.misused(args.into_iter().chain(more));
+        assert!(said.contains("no device of that kind or name is assembled"), "{said}");
+    }
+    let server = lab.scratch.serve(serve);
+    run(&mut lab.scratch.blockwork(["lv", "create", "vg/pool", "--thin-pool", "--size", "16M"]));
+    server.stop();
+    let server = lab.scratch.serve(serve);
+    run(&mut lab.scratch.blockwork(["lv", "create", "vg/one", "--thin", "pool", "-V", "32M"]));
+    // By the setting, which came before the pool did.
+    let uri = lab.scratch.uri("vg/one");
+    python(&format!(
+        "h = connect({uri:?})\nfor at in range(24):\n h.pwrite(b'1' * (1 << 20), at << 20)\nh.flush()\n"
+    ));
+    let ended = server.stop();
+    assert!(ended.stderr.contains("vg: no volume yet that can be opened"), "{}", ended.stderr);
+    assert!(!ended.stderr.contains("not served"), "{}", ended.stderr);
+    lab.expect_sound();
+}
