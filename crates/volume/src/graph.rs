@@ -232,13 +232,16 @@ impl Graph {
         self.devices.iter().enumerate().map(|(n, device)| (DeviceId(n), device))
     }
 
-    /// What messages call the physical volumes of a group; `[unknown]`, as LVM has it, those that are missing.
-    pub fn pv_titles(&self, group: &Group) -> Vec<String> {
-        let title = |pv: &Result<DeviceId, String>| match pv {
-            Ok(device) => escape(self.device(*device).title()),
+    /// What the physical volumes of a group are called, disks without their options; `[unknown]`, as LVM has it, those that are missing.
+    pub fn pv_names(&self, group: &Group) -> Vec<String> {
+        let name = |pv: &Result<DeviceId, String>| match pv {
+            Ok(device) => escape(match &self.device(*device).kind {
+                DeviceKind::Disk { source, .. } => source.0.name(),
+                _ => &self.device(*device).name,
+            }),
             Err(_) => "[unknown]".to_owned(),
         };
-        group.pvs.iter().map(title).collect()
+        group.pvs.iter().map(name).collect()
     }
 
     /// Of each device, those that directly stand upon it.

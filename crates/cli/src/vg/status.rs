@@ -95,7 +95,7 @@ impl Shown {
         Shown {
             name: group.name.clone(),
             text: group.text.clone(),
-            pvs: graph.pv_titles(group),
+            pvs: graph.pv_names(group),
             missing: group.pvs.iter().filter_map(|pv| pv.as_ref().err().cloned()).collect(),
         }
     }

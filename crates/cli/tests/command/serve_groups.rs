@@ -42,8 +42,10 @@ fn pool(mib: u32, disk: u64) -> Lab {
 fn a_group_is_shown_alike_by_its_server_and_from_its_disks() {
     let lab = pool(32, 161);
     lab.verb(&["lv", "create", "vg/plain", "--size", "8M"]);
-    let server = lab.scratch.serve(["--disk", "a"]);
+    let server = lab.scratch.serve(["--disk", "a,logical_block_size=512"]);
     served(&lab, &["lv", "snapshot", "vg/plain", "--size", "4M", "--name", "old"]);
+    let place = shown(&lab, "vg/plain")["areas"][0].to_string();
+    assert!(place.starts_with("\"a("), "a disk's options are no part of its name: {place}");
     served(&lab, &["vg", "tag", "vg", "--addtag", "db"]);
     let row = "VG  #PV  #LV  #SN  Attr    VSize  VFree  Tags\nvg  1    4    1    wz--n-  160M   ";
     let by_server = served(&lab, &["vg", "show"]);
