@@ -334,6 +334,13 @@ impl Draft {
                 let expected = "at least one extent".into();
                 Err(EditError::Value { what: "the size", found: "0".into(), expected })
             }
+            // There is room for the least, and a part of it was asked for that is less.
+            Size::PercentFree(_) | Size::PercentGroup(_)
+                if self.place(&mut free.clone(), shape, unit, false).is_some() =>
+            {
+                let expected = "at least one extent, on each physical volume that it lies on".into();
+                Err(EditError::Value { what: "the size", found: size.to_string(), expected })
+            }
             Size::PercentFree(_) | Size::PercentGroup(_) => Err(self.no_room(free, shape, unit)),
         }
     }
@@ -407,7 +414,7 @@ impl Draft {
         let columns = shape.columns();
         let each = self.extents_shown(column.saturating_add(meta));
         let needed = if columns == 1 {
-            format!("{each} are")
+            format!("{each} {}", is_or_are(column.saturating_add(meta)))
         } else {
             format!("{each} on each of {columns} physical volumes are")
         };
@@ -564,6 +571,11 @@ fn split_meta(runs: &mut [Piece], meta: u64) -> (PvIndex, u64) {
     (pv, start)
 }
 
+/// The verb for so many.
+pub(super) fn is_or_are(count: u64) -> &'static str {
+    if count == 1 { "is" } else { "are" }
+}
+
 /// What to say where there is no room.
 pub(super) fn room(draft: &Draft, free: &FreeExtents, needed: String) -> EditError {
     let pvs = match free.pvs() {
@@ -578,7 +590,7 @@ pub(super) fn room(draft: &Draft, free: &FreeExtents, needed: String) -> EditErr
     };
     EditError::Room {
         needed,
-        free: format!("{} are{pvs}", draft.extents_shown(free.total())),
+        free: format!("{} {}{pvs}", draft.extents_shown(free.total()), is_or_are(free.total())),
         why: policy.to_owned(),
         remedy: "make it smaller, remove a volume, or add a disk with `blockwork vg extend`".into(),
     }

@@ -11,7 +11,7 @@ use blockwork_format::lvm2::{Entry, Node, Section};
 use serde::{Deserialize, Serialize};
 
 use super::allocate::{Column, Policy, Request, Round, allocate};
-use super::create::room;
+use super::create::{is_or_are, room};
 use super::draft::{Draft, lv_section, unused};
 use super::error::{EditError, bytes_shown};
 use super::section::{number, segment_key, striped};
@@ -270,8 +270,8 @@ impl Draft {
         let Some(rounds) = allocate(&mut free, &request) else {
             let each = self.extents_shown(more / stripes);
             let needed = match (stripes, policy) {
-                (1, Policy::Normal) => format!("{each} more are"),
-                (1, _) => format!("{each} more are, in the place that its policy wants,"),
+                (1, Policy::Normal) => format!("{each} more {}", is_or_are(more)),
+                (1, _) => format!("{each} more {}, in the place that its policy wants,", is_or_are(more)),
                 (_, _) => format!("{each} more on each of {stripes} physical volumes are"),
             };
             return Err(room(self, &free, needed));

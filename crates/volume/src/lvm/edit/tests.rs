@@ -222,6 +222,15 @@ fn a_refusal_says_what_is_needed_and_what_is_free() {
         "the size 15.99 EiB: expected less than 8 EiB",
     );
     refused(draft.create_volume(&linear("b", u64::MAX)), "less than 8 EiB");
+    let part = "expected at least one extent, on each physical volume";
+    refused(
+        draft.create_volume(&new("b", Size::PercentFree(0), Shape::Linear)),
+        &format!("the size 0%FREE: {part}"),
+    );
+    refused(
+        draft.create_volume(&new("b", Size::PercentGroup(4), Shape::Linear)),
+        &format!("the size 4%VG: {part}"),
+    );
     let one = Shape::Striped { stripes: 1, stripe_size: 128 };
     refused(draft.create_volume(&new("b", Size::Extents(1), one)), "--stripes 1: expected 2 to 128");
     let odd = Shape::Striped { stripes: 2, stripe_size: 100 };
@@ -236,6 +245,10 @@ fn a_refusal_says_what_is_needed_and_what_is_free() {
     refused(draft.resize_volume("a", Resize::LessExtents(12), true), "at least 1 extent");
     refused(draft.resize_volume("a", Resize::LessExtents(1), false), "add --force");
     assert_eq!(draft.text(), before, "a refusal changes nothing");
+    draft.create_volume(&linear("b", 8)).unwrap();
+    let full = "1 extent (4 MiB) is needed, 0 extents (0 B) are free";
+    refused(draft.create_volume(&new("c", Size::PercentFree(100), Shape::Linear)), full);
+    refused(draft.resize_volume("a", Resize::MoreExtents(1), false), "1 extent (4 MiB) more is needed");
 }
 
 #[test]
