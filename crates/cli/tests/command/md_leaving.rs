@@ -53,8 +53,15 @@ fn a_disk_that_was_taken_out_is_closed_and_serves_elsewhere_while_its_array_goes
     lab.md(&["remove", "md/data", "b.img"]);
     let create = ["create", "--level", "1", "--raid-devices", "2", "--name", "other", "--force"];
     lab.md(&[&create[..], &["b.img", "missing"]].concat());
-    let mut elsewhere =
-        lab.scratch.blockwork(["serve", "md/other", "--disk", "b.img", "--nbd", "unix:other"]);
+    let mut elsewhere = lab.scratch.blockwork([
+        "serve",
+        "md/other",
+        "--disk",
+        "b.img",
+        "--nbd",
+        "unix:other",
+        "--no-control",
+    ]);
     let other = Server::start(&mut elsewhere);
     let uri = format!("nbd+unix:///?socket={}", lab.scratch.at("other"));
     python(&format!("h = connect({uri:?})\nh.pwrite(b'x' * 65536, 0)\nh.flush()\n"));
