@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::PathBuf;
 
-use crate::support::fs::{Loop, Mounted};
+use crate::support::fs::{Loop, Mounted, sysfs};
 use crate::support::{Scratch, run, run_refused, tool};
 
 const MIB: u64 = 1 << 20;
@@ -76,8 +76,7 @@ fn a_loop_device_that_goes_when_it_is_closed_is_waited_for() {
     let scratch = formatted();
     let device = Loop::over(&scratch.at("disk.img"));
     let mut reader = tool("sleep").arg("1").stdin(fs::File::open(&device.device).unwrap()).spawn().unwrap();
-    run(tool("losetup").args(["--detach", &device.device]));
-    assert_eq!(device.sysfs("loop/autoclear"), "1");
+    assert_eq!(sysfs(&device.leave(), "loop/autoclear"), "1");
     scratch.serve(["--disk", "disk.img"]).stop_quietly();
     assert!(reader.wait().unwrap().success());
 }

@@ -35,13 +35,27 @@ impl Loop {
 
     /// A file of its folder in sysfs.
     pub fn sysfs(&self, name: &str) -> String {
-        let path = format!("/sys/block/{}/{name}", self.device.trim_start_matches("/dev/"));
-        fs::read_to_string(&path).unwrap_or_else(|error| panic!("{path}: {error}")).trim().to_owned()
+        sysfs(&self.device, name)
     }
+
+    /// Has it go when the last who has it open closes it; its name, which may be another's then.
+    pub fn leave(mut self) -> String {
+        run(tool("losetup").args(["--detach", &self.device]));
+        std::mem::take(&mut self.device)
+    }
+}
+
+/// A file of a device's folder in sysfs.
+pub fn sysfs(device: &str, name: &str) -> String {
+    let path = format!("/sys/block/{}/{name}", device.trim_start_matches("/dev/"));
+    fs::read_to_string(&path).unwrap_or_else(|error| panic!("{path}: {error}")).trim().to_owned()
 }
 
 impl Drop for Loop {
     fn drop(&mut self) {
+        if self.device.is_empty() {
+            return;
+        }
         output(tool("losetup").args(["--detach", &self.device]));
     }
 }
