@@ -237,14 +237,14 @@ impl Array {
         for (skip, nr) in pieces {
             let piece = Unit { row: unit.row, at: unit.at + skip, nr, written: Vec::new() };
             let part = |(role, all): &(u16, Segment)| (*role, all.slice(skip.byte_len(), nr.byte_len()));
-            let Some(missed) = self.write_piece(&piece, data.iter().map(part).collect(), flags, cx).await?
-            else {
-                continue;
-            };
-            all = Some(match all {
-                Some(all) => all.and(missed),
-                None => missed,
-            });
+            match (self.write_piece(&piece, data.iter().map(part).collect(), flags, cx).await, all.take()) {
+                (Ok(None), before) => all = before,
+                (Ok(Some(missed)), None) => all = Some(missed),
+                (Ok(Some(missed)), Some(before)) => all = Some(before.and(missed)),
+                (Err(errno), None) => return Err(errno),
+                // What was missed before that is seen to all the same.
+                (Err(errno), Some(before)) => return Ok(Some(Missed { failure: Some(errno), ..before })),
+            }
         }
         Ok(all)
     }
@@ -286,7 +286,7 @@ impl Array {
         let missed = self.write_parts(writes.collect(), flags, cx).await?;
         if !missed.is_empty() {
             let written = parts.iter().map(|(role, _)| *role).collect();
-            return Ok(Some(Missed { at: unit.at, nr: unit.nr, written, parts: missed }));
+            return Ok(Some(Missed { at: unit.at, nr: unit.nr, written, parts: missed, failure: None }));
         }
         let unwritten = self.unwritten(unit, &parts);
         // Who writes rows as a whole reads nothing, and does not come back.
@@ -324,7 +324,7 @@ impl Array {
             return Ok(());
         }
         let written = (0..self.geometry().members()).collect();
-        self.go_on_after(&Missed { at, nr, written, parts }, cx).await
+        self.go_on_after(&Missed { at, nr, written, parts, failure: None }, cx).await
     }
 
     /// Members whose data of a unit is not among that.
@@ -561,7 +561,11 @@ impl Array {
             stay.into_iter().for_each(|part| self.doubt_part(part));
             self.look_for_sync(cx);
         }
-        settled.and(if is_had { Ok(()) } else { Err(Errno::EIO) })
+        settled.and(match missed.failure {
+            Some(errno) => Err(errno),
+            None if is_had => Ok(()),
+            None => Err(Errno::EIO),
+        })
     }
 
     fn doubt_part(&self, ToDevice { device, at, nr, .. }: &ToDevice) {
@@ -651,6 +655,8 @@ struct Missed {
     /// By role.
     written: Vec<u16>,
     parts: Vec<ToDevice>,
+    /// What is behind it in its unit has failed: the client hears of that, whatever becomes of these.
+    failure: Option<Errno>,
 }
 
 impl Missed {
