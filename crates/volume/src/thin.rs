@@ -159,7 +159,8 @@ impl Assembly {
             found => found.map_err(|error| error.to_string())?,
         };
         let thin = Thin::new(node, ThinConfig { pool: pool.pool.clone(), device, sectors, external_origin });
-        // What volumes hold is told by what is at their ends; one that joins while others are served is not looked into.
+        // What is wrong with its map where everybody looks is told with the volume; all else is read when it is asked for. One that joins while
+        // others are served is not looked into.
         let ends = [Sector(0), Sector(sectors.0.saturating_sub(1))];
         let ends = if self.is_served { &ends[..0] } else { &ends[..] };
         let load = |sector: Sector| self.read(&*pool.metadata, |source| thin.load(source, sector)).err();

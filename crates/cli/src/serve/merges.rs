@@ -292,6 +292,9 @@ impl ServedGroups {
 
     /// A client has gone: what waited for that begins. False: something has failed, and is tried again after that pause.
     fn begin_waiting(&self, pause: Duration) -> bool {
+        if self.assembly().is_read_only() {
+            return true; // whatever begins, the text would have to say so
+        }
         let waiting = || -> Vec<TextMerge> {
             let merges = self.assembly().merges_of_text();
             let is_waiting = |one: &TextMerge| match one.state {
@@ -302,9 +305,6 @@ impl ServedGroups {
             };
             merges.into_iter().filter(is_waiting).collect()
         };
-        if self.assembly().is_read_only() {
-            return true; // whatever begins, the text would have to say so
-        }
         if waiting().is_empty() {
             return true;
         }

@@ -3,6 +3,8 @@
 //! A look-up in a large table (a thin pool's map) waits for memory, 100 ns and more each time. So bios are not resolved one by one
 //! as they come, but together: the layers are told of all of them first, and have the processor fetch what they will look at.
 //!
+//! Reads and writes of a leaf by itself are not among them: there is nothing to look up, and they are in its queue at once.
+//!
 //! Invariant: they are resolved in the order in which they were submitted, and before anything else of the turn: no message and no
 //! command changes what they are resolved by in between.
 

@@ -68,8 +68,7 @@ impl Thin {
         Thin(Arc::new(Volume { pool, device: device.0, external_origin, shape }))
     }
 
-    /// Reads the map around a sector while there is no worker: volumes are looked into before they are served, and what was
-    /// not read by then can only be read by a worker.
+    /// Reads the map around a sector while there is no worker: volumes are looked into before they are served.
     ///
     /// # Errors
     ///
