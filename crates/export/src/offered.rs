@@ -1,12 +1,18 @@
 //! What a server offers by one of its ways: things under names that come and go, and who has which of them open.
 //!
 //! Invariant: whoever has opened something has a share of it, taken while the list was held; so what nobody else has a share of can be
-//! taken out, or withheld, without anybody noticing.
+//! taken out, or withheld, without anybody noticing. Whoever comes while it is withheld for a moment only is put off, not refused.
 
 use std::fmt;
 use std::ops::Deref;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+
+use blockwork_engine::Nanos;
+
+/// How long whoever is told [`NotOpened::NotNow`] rests before he asks again. What is done to a volume meanwhile takes milliseconds, where
+/// clients of it have the disks busy some hundred.
+pub const ASK_AGAIN: Nanos = Nanos::millis(2);
 
 /// Something that is offered.
 pub trait Named {
@@ -83,8 +89,26 @@ struct Entry<T> {
     key: u64,
     now: Arc<T>,
     before: Vec<Weak<T>>,
-    /// Nobody can open it at present.
-    is_withheld: bool,
+    withheld: Withheld,
+}
+
+/// Whether it can be opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Withheld {
+    No,
+    /// Something is being done to it that nobody may see; it can be opened, or is gone, in a moment.
+    ForNow,
+    /// Nobody can, until that is said anew.
+    Yes,
+}
+
+/// Why something was not opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NotOpened {
+    /// There is none, or it is withheld.
+    None,
+    /// It cannot be opened just now: ask again in a moment.
+    NotNow,
 }
 
 impl<T> Entry<T> {
@@ -138,7 +162,7 @@ pub struct Seen<'a, T> {
     pub key: u64,
     /// It.
     pub one: &'a T,
-    /// Nobody can open it at present.
+    /// Nobody can open it, and that does not pass in a moment.
     pub is_withheld: bool,
 }
 
@@ -202,7 +226,7 @@ impl<T: Named> Offered<T> {
         list.check_name(&one)?;
         let key = list.next;
         list.next += 1;
-        list.entries.push(Entry { key, now: Arc::new(one), before: Vec::new(), is_withheld: false });
+        list.entries.push(Entry { key, now: Arc::new(one), before: Vec::new(), withheld: Withheld::No });
         Ok(())
     }
 
@@ -241,11 +265,12 @@ impl<T: Named> Offered<T> {
     pub fn withhold(&self, names: &[String], withheld: bool) {
         let mut list = self.list_mut();
         for known in list.entries.iter_mut().filter(|known| known.is_one_of(names)) {
-            known.is_withheld = withheld;
+            known.withheld = if withheld { Withheld::Yes } else { Withheld::No };
         }
     }
 
-    /// Withholds what nobody has open: all of them, or none. Those that were not withheld before.
+    /// Withholds what nobody has open for a moment, after which it is let go or removed: all of them, or none. Those that were not withheld
+    /// before.
     ///
     /// # Errors
     ///
@@ -257,7 +282,8 @@ impl<T: Named> Offered<T> {
         }
         let mut newly = Vec::new();
         for known in list.entries.iter_mut().filter(|known| known.is_one_of(names)) {
-            if !std::mem::replace(&mut known.is_withheld, true) {
+            if known.withheld == Withheld::No {
+                known.withheld = Withheld::ForNow;
                 newly.push(known.now.name().to_owned());
             }
         }
@@ -269,20 +295,28 @@ impl<T: Named> Offered<T> {
         let _ = self.closed.set(Hook(Box::new(hook)));
     }
 
-    /// Opens the first that is wanted; none: there is none, or it is withheld.
-    pub fn open(&self, is_wanted: impl Fn(u64, &T) -> bool) -> Option<Opened<T>> {
+    /// Opens the first that is wanted.
+    ///
+    /// # Errors
+    ///
+    /// There is none, or it is withheld, for a moment or for longer.
+    pub fn open(&self, is_wanted: impl Fn(u64, &T) -> bool) -> Result<Opened<T>, NotOpened> {
         let list = self.list();
-        let found = list.entries.iter().find(|known| is_wanted(known.key, &known.now))?;
-        let now = Some(&found.now).filter(|_| !found.is_withheld)?;
-        Some(Opened { opened: now.clone(), _told: Told(self.closed.clone()) })
+        let found = list.entries.iter().find(|known| is_wanted(known.key, &known.now));
+        let found = found.ok_or(NotOpened::None)?;
+        match found.withheld {
+            Withheld::No => Ok(Opened { opened: found.now.clone(), _told: Told(self.closed.clone()) }),
+            Withheld::ForNow => Err(NotOpened::NotNow),
+            Withheld::Yes => Err(NotOpened::None),
+        }
     }
 
     /// What is made of them all. Whoever looks so has no share of them.
     pub fn look<R>(&self, act: impl FnOnce(&mut dyn Iterator<Item = Seen<'_, T>>) -> R) -> R {
         let list = self.list();
         let seen = |known| {
-            let Entry { key, now, is_withheld, .. }: &Entry<T> = known;
-            Seen { key: *key, one: &**now, is_withheld: *is_withheld }
+            let Entry { key, now, withheld, .. }: &Entry<T> = known;
+            Seen { key: *key, one: &**now, is_withheld: *withheld == Withheld::Yes }
         };
         act(&mut list.entries.iter().map(seen))
     }

@@ -35,7 +35,7 @@ use super::abi::{
 use super::tree::{Files, Served, Tree};
 use crate::complaints::Complaints;
 use crate::looks::{LOOK_TIME, LOOKUPS_MAX};
-use crate::offered::Opened;
+use crate::offered::{ASK_AGAIN, NotOpened, Opened};
 
 /// Requests taken from the kernel and not answered yet, at most.
 pub const IN_FLIGHT_MAX: usize = 1024;
@@ -62,6 +62,8 @@ const ARGUMENTS_MAX: usize = 4096;
 const POLL: u32 = 0;
 /// A timer that is due at once: go on after the worker has looked at everybody else.
 const AGAIN: u32 = 1;
+/// A timer: what was put off is tried again.
+const OPEN: u32 = 2;
 
 const EAGAIN: Errno = Errno(11);
 const EINTR: Errno = Errno(4);
@@ -88,6 +90,8 @@ pub struct FusePort {
     in_flight: Slab<InFlight>,
     bytes: usize,
     seeks: VecDeque<Seek>,
+    /// Opens of what cannot be opened just now: they are tried again when the timer [`OPEN`] has come, which is then under way.
+    opens: VecDeque<Open>,
     /// Requests may be waiting in the kernel, and no poll is needed to hear of them.
     readable: bool,
     /// A poll is under way.
@@ -124,6 +128,14 @@ struct Seek {
     end: Sector,
 }
 
+/// An OPEN that was put off.
+#[derive(Debug)]
+struct Open {
+    unique: u64,
+    node: u64,
+    flags: u32,
+}
+
 impl FusePort {
     pub(super) fn new(fd: Arc<OwnedFd>, tree: Tree, files: Files, loss: Loss) -> FusePort {
         FusePort {
@@ -136,6 +148,7 @@ impl FusePort {
             in_flight: Slab::with_capacity(IN_FLIGHT_MAX),
             bytes: 0,
             seeks: VecDeque::new(),
+            opens: VecDeque::new(),
             readable: true,
             polling: false,
             second: BackOff::default(),
@@ -180,7 +193,7 @@ impl FusePort {
             && !self.paused
             && !self.draining
             && !self.gone
-            && self.in_flight.len() + self.seeks.len() < IN_FLIGHT_MAX
+            && self.in_flight.len() + self.seeks.len() + self.opens.len() < IN_FLIGHT_MAX
             && self.bytes < BYTES_MAX
     }
 
@@ -289,6 +302,7 @@ impl FusePort {
                 self.outbox.reply(&self.fd, unique, |_| ());
                 Ok(())
             }
+            Request::Open { flags } => self.open(cx, Open { unique, node, flags }),
             Request::Forget => Ok(()),
             // Its node may have gone.
             Request::Release { handle } => {
@@ -328,18 +342,6 @@ impl FusePort {
                     return Err(Errno::EPERM);
                 }
                 out.reply(fd, unique, |reply| reply.attr(&attr));
-            }
-            Request::Open { flags } => {
-                let served = self.tree.served(node).ok_or(EISDIR)?;
-                if served.read_only && flags & abi::O_ACCMODE != abi::O_RDONLY {
-                    return Err(Errno::EROFS);
-                }
-                let key = self.tree.key(node);
-                // Withheld, as while a snapshot takes the place of its origin.
-                let opened = self.files.open(|known, _| Some(known) == key).ok_or(EBUSY)?;
-                let handle = self.open.insert(opened) as u64;
-                let flags = abi::FOPEN_DIRECT_IO | abi::FOPEN_PARALLEL_DIRECT_WRITES | abi::FOPEN_NOFLUSH;
-                out.reply(fd, unique, |reply| reply.open(handle, flags));
             }
             Request::Opendir => out.reply(fd, unique, |reply| reply.open(0, 0)),
             Request::Readdir { offset, size } => {
@@ -405,6 +407,44 @@ impl FusePort {
         };
         self.outbox.reply(&self.fd, unique, |out| out.init(reply));
         Ok(())
+    }
+
+    /// Opens a file, now or later.
+    fn open(&mut self, cx: &mut Context<'_, Uring>, asked: Open) -> Result<(), Errno> {
+        self.tree.attr(asked.node).ok_or(ENOENT)?;
+        let served = self.served(asked.node)?;
+        if served.read_only && asked.flags & abi::O_ACCMODE != abi::O_RDONLY {
+            return Err(Errno::EROFS);
+        }
+        let key = self.tree.key(asked.node);
+        match self.files.open(|known, _| Some(known) == key) {
+            Ok(opened) => {
+                let handle = self.open.insert(opened) as u64;
+                let flags = abi::FOPEN_DIRECT_IO | abi::FOPEN_PARALLEL_DIRECT_WRITES | abi::FOPEN_NOFLUSH;
+                self.outbox.reply(&self.fd, asked.unique, |reply| reply.open(handle, flags));
+            }
+            Err(NotOpened::NotNow) if !self.draining => {
+                if self.opens.is_empty() {
+                    let token = cx.token(OPEN);
+                    cx.env.timeout(token, ASK_AGAIN);
+                }
+                self.opens.push_back(asked);
+            }
+            // Withheld, as a snapshot that is to take the place of its origin.
+            Err(_) => return Err(EBUSY),
+        }
+        Ok(())
+    }
+
+    /// Tries once more what was put off.
+    fn open_again(&mut self, cx: &mut Context<'_, Uring>) {
+        self.tree.follow(&self.files);
+        for asked in std::mem::take(&mut self.opens) {
+            let unique = asked.unique;
+            if let Err(errno) = self.open(cx, asked) {
+                self.outbox.error(&self.fd, unique, errno);
+            }
+        }
     }
 
     fn served(&self, node: u64) -> Result<&Served, Errno> {
@@ -596,13 +636,15 @@ impl Port<Uring> for FusePort {
         cx.wake_me(); // INIT may be waiting already
     }
 
-    fn event(&mut self, _cx: &mut Context<'_, Uring>, local: u32, _completion: Completion) {
-        if local == AGAIN {
-            self.paused = false;
-        } else {
-            // Whatever poll said, the next read will say it clearly.
-            self.readable = true;
-            self.polling = false;
+    fn event(&mut self, cx: &mut Context<'_, Uring>, local: u32, _completion: Completion) {
+        match local {
+            AGAIN => self.paused = false,
+            OPEN => self.open_again(cx),
+            _ => {
+                // Whatever poll said, the next read will say it clearly.
+                self.readable = true;
+                self.polling = false;
+            }
         }
     }
 
@@ -623,6 +665,9 @@ impl Port<Uring> for FusePort {
             // Both get their share of every turn, or a long seek would keep reads and writes waiting, or they it.
             self.take_requests(cx);
             self.go_on_seeking(cx);
+        }
+        if self.draining && !self.opens.is_empty() {
+            self.open_again(cx); // for the last time
         }
         if (self.gone || self.draining) && self.in_flight.is_empty() && self.seeks.is_empty() {
             if self.polling {

@@ -3,7 +3,7 @@
 use blockwork_engine::{Volume, VolumeId};
 use blockwork_format::nbd::{NAME_MAX, PAYLOAD_MAX, transmission_flags as flags};
 
-use crate::offered::{Named, Offered, OfferedError, Opened};
+use crate::offered::{Named, NotOpened, Offered, OfferedError, Opened};
 
 /// One export: a volume under a name.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -85,7 +85,11 @@ impl Exports {
     pub const LISTED_BYTES_MAX: usize = 4 << 20;
 
     /// The export of that name.
-    pub fn find(&self, name: &[u8]) -> Option<Opened<Export>> {
+    ///
+    /// # Errors
+    ///
+    /// As [`Offered::open`].
+    pub fn find(&self, name: &[u8]) -> Result<Opened<Export>, NotOpened> {
         self.open(|_, export| name.is_empty() || export.name.as_bytes() == name)
     }
 
@@ -139,7 +143,7 @@ pub(crate) mod tests {
         let exports = Exports::of(vec![export("a", 1), export("b", 2)]).unwrap();
         assert_eq!(exports.find(b"").unwrap().name, "a");
         assert_eq!(exports.find(b"b").unwrap().size, 2);
-        assert!(exports.find(b"c").is_none());
+        assert!(exports.find(b"c").is_err());
     }
 
     #[test]
@@ -157,7 +161,7 @@ pub(crate) mod tests {
         };
         let exports = all(Exports::LISTED_MAX + 1, "lv");
         assert_eq!(exports.listed().len(), Exports::LISTED_MAX);
-        assert!(exports.find(format!("lv{}", Exports::LISTED_MAX).as_bytes()).is_some());
+        assert!(exports.find(format!("lv{}", Exports::LISTED_MAX).as_bytes()).is_ok());
         let listed = all(1100, &"x".repeat(NAME_MAX - 4)).listed();
         let bytes = |(name, description): &(String, String)| name.len() + description.len();
         let sum: usize = listed.iter().map(bytes).sum();
@@ -175,7 +179,7 @@ pub(crate) mod tests {
         exports.replace("b", export("c", 3)).unwrap();
         assert_eq!(exports.replace("c", export("a", 3)).unwrap_err(), OfferedError::Duplicate("a".into()));
         assert_eq!((open.size, of_a_session.find(b"c").unwrap().size), (2, 3));
-        assert!(of_a_session.find(b"b").is_none());
+        assert!(of_a_session.find(b"b").is_err());
         let later = of_a_session.find(b"c").unwrap();
         assert_eq!(exports.remove("c").unwrap_err(), in_use(2));
         drop(later);
@@ -187,21 +191,27 @@ pub(crate) mod tests {
 
     #[test]
     fn what_is_withheld_stays_with_those_who_have_it_and_nobody_else_gets_it() {
+        let why = |exports: &Exports, name: &[u8]| exports.find(name).unwrap_err();
         let exports = Exports::of(vec![export("a", 1), export("b", 2)]).unwrap();
         let both = ["a".to_owned(), "b".to_owned()];
         let open = exports.find(b"b").unwrap();
         let in_use = ("b".to_owned(), in_use(1));
         assert_eq!(exports.withhold_unused(&both).unwrap_err(), in_use);
-        assert!(exports.find(b"a").is_some(), "all or none");
+        assert!(exports.find(b"a").is_ok(), "all or none");
         exports.withhold(&both[1..], true);
-        assert!(exports.find(b"b").is_none() && open.size == 2);
+        assert!(exports.find(b"b").is_err() && open.size == 2);
         assert_eq!(exports.withhold_unused(&both).unwrap_err(), in_use);
         drop(open);
-        exports.withhold_unused(&both).unwrap();
-        assert!(exports.find(b"a").is_none() && exports.find(b"").is_none() && exports.listed().is_empty());
+        // The one for a moment, the other as it was withheld before.
+        assert_eq!(exports.withhold_unused(&both).unwrap(), ["a"]);
+        assert_eq!([why(&exports, b"a"), why(&exports, b"")], [NotOpened::NotNow; 2]);
+        assert_eq!(why(&exports, b"b"), NotOpened::None);
+        assert_eq!(exports.listed().len(), 1);
         // What takes its place is withheld like it.
         exports.replace("a", export("a", 3)).unwrap();
-        assert!(exports.find(b"a").is_none());
+        assert_eq!(why(&exports, b"a"), NotOpened::NotNow);
+        exports.withhold(&both, true);
+        assert_eq!(why(&exports, b"a"), NotOpened::None);
         exports.withhold(&both, false);
         assert_eq!([exports.find(b"").unwrap().size, exports.find(b"b").unwrap().size], [3, 2]);
     }

@@ -42,6 +42,7 @@ use super::budget::Share;
 use super::config::NbdConfig;
 use super::server::Ticket;
 use super::session::{CloseReason, Handshake, Kind, Progress, Step, Submit, TlsState, Transmission};
+use crate::offered::ASK_AGAIN;
 
 /// Longest request header, bytes.
 const HEADER_MAX: usize = 32;
@@ -228,11 +229,13 @@ impl Connection {
 
     /// One step of the handshake; tells whether there may be another.
     fn handshake(&mut self, cx: &mut Context<'_, Uring>) -> bool {
-        if self.inbox.len() == 0 {
+        let Phase::Handshake(handshake) = &self.phase else { unreachable!("only in the handshake") };
+        // What was put off is all there.
+        if self.inbox.len() == 0 && handshake.wanted() > 0 {
             return false;
         }
         if self.steps >= HANDSHAKE_STEPS_MAX && !self.paused {
-            self.pause(cx);
+            self.pause(cx, Nanos(0));
         }
         if self.paused || self.outbox.held() > HANDSHAKE_UNSENT_MAX {
             self.stalled = true;
@@ -245,6 +248,11 @@ impl Connection {
         self.outbox.bytes(cx.pool(), &out);
         match progress {
             Progress::More => taken > 0,
+            Progress::Later => {
+                self.pause(cx, ASK_AGAIN);
+                self.stalled = true;
+                false
+            }
             Progress::StartTls => {
                 self.start_tls();
                 true

@@ -44,15 +44,15 @@ impl Connection {
             }
         }
         if self.looked >= LOOK_TIME {
-            self.pause(cx);
+            self.pause(cx, Nanos(0));
         }
     }
 
-    /// Takes nothing further in this turn: the worker looks at everybody else first.
-    pub(super) fn pause(&mut self, cx: &mut Context<'_, Uring>) {
+    /// Takes nothing further in this turn: the worker looks at everybody else first; nor for that long.
+    pub(super) fn pause(&mut self, cx: &mut Context<'_, Uring>, rest: Nanos) {
         self.paused = true;
         let token = cx.token(local::AGAIN);
-        cx.env.timeout(token, Nanos(0));
+        cx.env.timeout(token, rest);
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::{ALLOCATION_CONTEXT, CloseReason, OPTION_SKIP_MAX, OPTIONS_MAX, Transmission};
 use crate::nbd::exports::{Export, Exports};
-use crate::offered::Opened;
+use crate::offered::{NotOpened, Opened};
 use blockwork_format::nbd::{
     InfoRequest, Malformed, MetaRequest, OPTION_MAX, OptionHeader, PAYLOAD_MAX, Style, base_allocation,
     client_flags, export_name_reply, greeting, handshake_flags, info, info_block_size, info_export,
@@ -26,6 +26,8 @@ pub enum TlsState {
 pub enum Progress {
     /// More input is needed, or (if some is left) another call.
     More,
+    /// The export that the client asks for cannot be opened just now: another call in a moment, with the rest.
+    Later,
     /// The answer in `out` is the last thing in clear text; make TLS, then go on with [`Handshake::after_tls`].
     StartTls,
     /// The client has chosen.
@@ -99,7 +101,7 @@ impl Handshake {
         self.shutdown = true;
     }
 
-    /// How many bytes the next call of [`Handshake::feed`] can take: more need not be put together for it. Not 0.
+    /// How many bytes the next call of [`Handshake::feed`] can take: more need not be put together for it. 0: it has been put off.
     pub fn wanted(&self) -> usize {
         if self.skip > 0 { self.skip } else { self.stage_len() - self.partial.len() }
     }
@@ -131,8 +133,13 @@ impl Handshake {
                 return (taken, Progress::More);
             }
             let bytes = std::mem::take(&mut self.partial);
+            let stage = self.stage;
             let progress = self.complete(&bytes, out);
             self.partial = bytes;
+            if matches!(progress, Ok(Some(Progress::Later))) {
+                self.stage = stage;
+                return (taken, Progress::Later);
+            }
             self.partial.clear();
             return match progress {
                 Ok(None) => continue,
@@ -207,10 +214,12 @@ impl Handshake {
             }
             option::STARTTLS => return Ok(self.start_tls(data, out)),
             option::INFO | option::GO => return Ok(self.info(number, data, out)),
+            option::LIST_META_CONTEXT | option::SET_META_CONTEXT => {
+                return Ok(self.meta_context(number, data, out));
+            }
             option::LIST => self.list(data, out),
             option::STRUCTURED_REPLY => self.structured_reply(data, out),
             option::EXTENDED_HEADERS => self.extended_headers(data, out),
-            option::LIST_META_CONTEXT | option::SET_META_CONTEXT => self.meta_context(number, data, out),
             _ => option_error(out, number, reply::ERR_UNSUP, "this server does not know that option"),
         }
         Ok(Progress::More)
@@ -220,7 +229,12 @@ impl Handshake {
         if self.style == Style::Extended {
             return Err(CloseReason::ExportNameAfterExtended);
         }
-        let export = self.exports.find(name).filter(|_| !self.shutdown).ok_or(CloseReason::NoSuchExport)?;
+        let export = match self.exports.find(name) {
+            _ if self.shutdown => return Err(CloseReason::NoSuchExport),
+            Ok(export) => export,
+            Err(NotOpened::NotNow) => return Ok(Progress::Later),
+            Err(NotOpened::None) => return Err(CloseReason::NoSuchExport),
+        };
         let transmission = self.choose(export);
         export_name_reply(out, transmission.export().size, transmission.flags(), !self.no_zeroes);
         Ok(Progress::Go(transmission))
@@ -258,14 +272,16 @@ impl Handshake {
                 return Progress::More;
             }
         };
-        let Some(export) = self.exports.find(request.name) else {
+        let found = self.exports.find(request.name);
+        if matches!(found, Err(NotOpened::None)) {
             option_error(out, number, reply::ERR_UNKNOWN, "there is no export of that name");
             return Progress::More;
-        };
+        }
         if self.shutdown {
             option_error(out, number, reply::ERR_SHUTDOWN, "the server is going down");
             return Progress::More;
         }
+        let Ok(export) = found else { return Progress::Later };
         let transmission = self.choose(export);
         let export = transmission.export();
         info_export(out, number, export.size, transmission.flags());
@@ -307,26 +323,31 @@ impl Handshake {
         option_error(out, option::EXTENDED_HEADERS, reply::ERR_INVALID, refusal);
     }
 
-    fn meta_context(&mut self, number: u32, data: &[u8], out: &mut Vec<u8>) {
+    fn meta_context(&mut self, number: u32, data: &[u8], out: &mut Vec<u8>) -> Progress {
         let set = number == option::SET_META_CONTEXT;
         if set {
             // Replaced even where the option fails.
             self.allocation_of = None;
             if self.style == Style::Simple {
-                return option_error(
-                    out,
-                    number,
-                    reply::ERR_INVALID,
-                    "metadata contexts need structured replies",
-                );
+                option_error(out, number, reply::ERR_INVALID, "metadata contexts need structured replies");
+                return Progress::More;
             }
         }
         let request = match MetaRequest::decode(data) {
             Ok(request) => request,
-            Err(malformed) => return refuse(out, number, &malformed),
+            Err(malformed) => {
+                refuse(out, number, &malformed);
+                return Progress::More;
+            }
         };
-        let Some(export) = self.exports.find(request.name) else {
-            return option_error(out, number, reply::ERR_UNKNOWN, "there is no export of that name");
+        let export = match self.exports.find(request.name) {
+            Ok(export) => export,
+            // A server that is going down has nothing to wait for.
+            Err(NotOpened::NotNow) if !self.shutdown => return Progress::Later,
+            Err(_) => {
+                option_error(out, number, reply::ERR_UNKNOWN, "there is no export of that name");
+                return Progress::More;
+            }
         };
         let mut queries = request.queries().peekable();
         let all = !set && queries.peek().is_none();
@@ -340,6 +361,7 @@ impl Handshake {
             self.allocation_of = if set { Some(export) } else { self.allocation_of.take() };
         }
         option_reply(out, number, reply::ACK, &[]);
+        Progress::More
     }
 
     /// The session that would follow if `export` were chosen now.

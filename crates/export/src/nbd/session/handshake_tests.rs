@@ -313,6 +313,56 @@ fn a_server_going_down_opens_no_export() {
     assert_eq!(kinds(&ask(&mut handshake, option::GO, &go("", &[])).0), [reply::ERR_SHUTDOWN]);
 }
 
+#[test]
+fn who_asks_for_an_export_that_cannot_be_opened_just_now_is_answered_when_it_can() {
+    let all = exports();
+    let withheld = ["first".to_owned()];
+    let meta = [&name("first")[..], &0u32.to_be_bytes()].concat();
+    for (number, data) in [
+        (option::GO, go("first", &[])),
+        (option::INFO, go("", &[])),
+        (option::LIST_META_CONTEXT, meta.clone()),
+        (option::SET_META_CONTEXT, meta),
+        (option::EXPORT_NAME, b"first".to_vec()),
+        (option::EXPORT_NAME, Vec::new()),
+    ] {
+        all.withhold_unused(&withheld).unwrap();
+        let mut out = Vec::new();
+        let mut handshake = Handshake::new(all.clone(), TlsState::Off, &mut out);
+        handshake.feed(&3u32.to_be_bytes(), 0, &mut out);
+        ask(&mut handshake, option::STRUCTURED_REPLY, &[]);
+        // With the start of what the client says next.
+        let input = [&message(number, &data)[..], b"IHAVE"].concat();
+        let len = input.len() - 5;
+        let mut out = Vec::new();
+        let mut put_off = |taken: usize, rest: &[u8]| {
+            let fed = handshake.feed(rest, 0, &mut out);
+            assert!(
+                fed.0 == taken && matches!(fed.1, Progress::Later) && out.is_empty(),
+                "{number}: {fed:?}"
+            );
+            assert_eq!(handshake.wanted(), 0);
+        };
+        put_off(len, &input);
+        put_off(0, &input[len..]);
+        put_off(0, &[]);
+        all.withhold(&withheld, false);
+        let (taken, progress) = handshake.feed(&input[len..], 0, &mut out);
+        assert!(taken == 0 && matches!(progress, Progress::More | Progress::Go(_)), "{number}: {progress:?}");
+        if number == option::EXPORT_NAME {
+            assert_eq!(out[..8], (1u64 << 20).to_be_bytes());
+        } else {
+            assert_eq!(kinds(&replies(&out, number)).last(), Some(&reply::ACK));
+        }
+    }
+    // One that goes down has nothing to wait for.
+    all.withhold_unused(&withheld).unwrap();
+    let mut handshake = Handshake::new(all, TlsState::Off, &mut Vec::new());
+    handshake.feed(&3u32.to_be_bytes(), 0, &mut Vec::new());
+    handshake.shut_down();
+    assert_eq!(kinds(&ask(&mut handshake, option::GO, &go("first", &[])).0), [reply::ERR_SHUTDOWN]);
+}
+
 /// Feeds `input` in pieces of at most `step` bytes; gives what was sent and how it ended.
 fn feed_in_steps(input: &[u8], step: usize) -> (Vec<u8>, String) {
     let (mut out, mut at) = (Vec::new(), 0);
