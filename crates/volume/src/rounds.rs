@@ -6,13 +6,14 @@
 //! after it: nothing is ever made of itself, whatever an image claims.
 //!
 //! Logical volumes are looked into last, and only if somebody wants that: they may be the disks of other machines,
-//! which then cannot take the place of anything that belongs to this one.
+//! which then cannot take the place of anything that belongs to this one. Of these, snapshots come behind their origins: what both hold is
+//! the same by its identifiers, and the origin's is the one that is meant.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
 use blockwork_format::escape;
-use blockwork_format::lvm2::vg::{LvIndex, VolumeGroup};
+use blockwork_format::lvm2::vg::{LvIndex, SegmentType, VolumeGroup};
 use blockwork_format::md;
 
 use crate::assembly::Assembly;
@@ -36,14 +37,23 @@ impl Assembly {
     /// Assembles until nothing new is found.
     pub(crate) fn settle(&mut self) {
         loop {
+            self.settle_what_is_complete();
+            // An array that lacks a member may hold what a group lacks: one after the other.
+            if !self.assemble_arrays(Step::All) && !self.assemble_groups(Step::All) {
+                return;
+            }
+        }
+    }
+
+    /// The same of what lacks nothing.
+    fn settle_what_is_complete(&mut self) {
+        loop {
             while !self.unprobed.is_empty() {
                 for id in std::mem::take(&mut self.unprobed) {
                     self.look_at(id);
                 }
             }
-            let complete = self.assemble_arrays(Step::Complete) | self.assemble_groups(Step::Complete);
-            // An array that lacks a member may hold what a group lacks: one after the other.
-            if !complete && !self.assemble_arrays(Step::All) && !self.assemble_groups(Step::All) {
+            if !(self.assemble_arrays(Step::Complete) | self.assemble_groups(Step::Complete)) {
                 return;
             }
         }
@@ -58,18 +68,35 @@ impl Assembly {
                     && matches!(device.content, Content::Unprobed)
                     && device.refusal().is_none()
             });
-            let unprobed: Vec<DeviceId> = unprobed.map(|(id, _)| id).collect();
+            let unprobed: BTreeSet<DeviceId> = unprobed.map(|(id, _)| id).collect();
             if unprobed.is_empty() {
                 return;
             }
-            for id in unprobed {
+            let waits = |id: DeviceId| self.origin_of(id).is_some_and(|origin| unprobed.contains(&origin));
+            let mut next: Vec<DeviceId> = unprobed.iter().copied().filter(|id| !waits(*id)).collect();
+            if next.is_empty() {
+                next.extend(&unprobed); // origins in a circle
+            }
+            for id in &next {
                 // One that cannot be built says so by itself, and is not asked again.
-                if self.layer(id).is_ok() {
-                    self.look_at(id);
+                if self.layer(*id).is_ok() {
+                    self.look_at(*id);
                 }
             }
-            self.settle();
+            // What lacks something now may have it on a snapshot.
+            if next.len() < unprobed.len() { self.settle_what_is_complete() } else { self.settle() }
         }
+    }
+
+    /// The volume of which a logical volume is a snapshot, if that is there.
+    fn origin_of(&self, id: DeviceId) -> Option<DeviceId> {
+        let DeviceKind::Lv { group, lv } = self.graph.device(id).kind else { return None };
+        let group = &self.graph.groups[group.0];
+        let origin = match group.text.lvs[lv.0].segments.first()?.kind {
+            SegmentType::Thin { origin, .. } => origin,
+            _ => group.kin.origin_of(lv),
+        };
+        group.lvs[origin.filter(|origin| *origin != lv)?.0]
     }
 
     fn look_at(&mut self, id: DeviceId) {

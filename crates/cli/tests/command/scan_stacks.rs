@@ -7,6 +7,7 @@ use std::os::unix::fs::FileExt;
 
 use crate::support;
 use crate::support::fs::print_of;
+use crate::support::nbd::{checksum, fio};
 use crate::support::{Scratch, noise, run, tool};
 use blockwork_format::lvm2::{
     AreaHeader, DiskArea, Extension, Label, PvHeader, RawLocation, Uuid as LvmUuid,
@@ -493,4 +494,57 @@ fn a_group_on_a_partition_of_a_thin_volume_is_found() {
     assert_eq!(run(tool("nbdinfo").args(["--size", &scratch.uri("inside/data")])), "8388608\n");
     server.stop_quietly();
     assert!(print_of(&disk) == before, "it was only read");
+}
+
+/// What a snapshot holds has the identifiers of what its origin holds.
+#[test]
+fn a_group_in_a_volume_that_has_snapshots_is_that_of_the_origin() {
+    const MIB: u64 = 1 << 20;
+    let scratch = Scratch::new();
+    let verb = |words: &[&str]| run(&mut scratch.blockwork(words));
+    let inner = scratch.sparse("inner", 20 * MIB);
+    verb(&["vg", "create", "inside", &inner]);
+    verb(&["lv", "create", "inside/data", "-L", "8M", "--disk", &inner]);
+    let disk = scratch.sparse("disk", 150 * MIB);
+    verb(&["vg", "create", "outside", &disk]);
+    verb(&["lv", "create", "outside/pool", "--thin-pool", "-L", "40M", "--disk", &disk]);
+    for (kind, volume, snapshot) in
+        [("old", &["-L", "20M"][..], &["--size", "24M"][..]), ("thin", &["--thin", "pool", "-V", "20M"], &[])]
+    {
+        let with_disk = |words: &[&str], more: &[&str]| {
+            verb(&[words, more, &["--disk", &disk]].concat());
+        };
+        // The snapshots of snapshots come first by their names, and by when they were made.
+        with_disk(&["lv", "create", "outside/vm"], volume);
+        let server = scratch.serve(["--disk", &disk, "outside/vm"]);
+        run(tool("nbdcopy").args([&inner, &scratch.uri("outside/vm")]));
+        server.stop_quietly();
+        with_disk(&["lv", "snapshot", "outside/vm", "--name", "b"], snapshot);
+        if kind == "thin" {
+            with_disk(&["lv", "snapshot", "outside/b", "--name", "a"], snapshot);
+        }
+        let server = scratch.serve(["--disk", &disk, "inside/data"]);
+        run(&mut fio(
+            &scratch,
+            &scratch.uri("inside/data"),
+            &["--rw=write", "--bs=1M", "--size=8M", "--buffer_pattern=0xa5"],
+        ));
+        let log = server.stop().stderr;
+        let left_out =
+            "outside/b: it claims to belong to inside, which has been assembled without it: it is left out";
+        assert!(log.contains(left_out), "{kind}: {log}");
+        let sum = |name: &str, range| {
+            let server = scratch.serve(["--read-only", "--disk", &disk, name]);
+            let sum = checksum(&scratch, name, range);
+            server.stop();
+            sum
+        };
+        let [data, vm, b] = ["inside/data", "outside/vm", "outside/b"]
+            .map(|name| sum(name, if name == "inside/data" { 0..8 * MIB } else { MIB..9 * MIB }));
+        assert_eq!(data, vm, "{kind}");
+        assert_ne!(data, b, "{kind}");
+        for name in ["a", "b", "vm"].into_iter().filter(|name| kind == "thin" || *name != "a") {
+            with_disk(&["lv", "remove", &format!("outside/{name}")], &[]);
+        }
+    }
 }
