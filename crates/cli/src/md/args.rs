@@ -84,7 +84,7 @@ pub(crate) enum MdVerb {
     /// Wait until nothing is being synced and nothing is due; with --disk, do what is due.
     #[command(
         after_help = "Examples:\n  blockwork md wait md/data\n  blockwork md wait md/data --disk a.img b.img\n\n\
-            A resync or recovery that somebody has stopped, or that a disk did not let go on, is no success."
+            A resync, recovery, check or repair that somebody has stopped, or that a disk did not let go on, is no success."
     )]
     Wait(Which),
     /// Take the superblocks away from disks that no array needs any more, so that they are members of none.

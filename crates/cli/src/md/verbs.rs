@@ -240,7 +240,7 @@ fn outcome(array: &ArrayStatus, action: Option<&str>) -> String {
     let name = &array.name;
     let state = members(array);
     match action {
-        Some(action @ ("check" | "repair")) if array.sync.done_sectors < array.sync.total_sectors => {
+        Some(action) if is_unfinished(array, action) => {
             format!("{name}: {action} was stopped at {:.1}%; {state}", array.sync.share() * 100.0)
         }
         Some(action @ ("check" | "repair")) => {
@@ -249,17 +249,15 @@ fn outcome(array: &ArrayStatus, action: Option<&str>) -> String {
                 "{name}: {action} is done: mismatch_cnt {found} (sectors in which copies differed, or parities did not fit); {state}"
             )
         }
-        Some(action) if is_unfinished(array, action) => {
-            format!("{name}: {action} was stopped at {:.1}%; {state}", array.sync.share() * 100.0)
-        }
         Some(action) => format!("{name}: {action} is done; {state}"),
         None => format!("{name}: nothing is being synced; {state}"),
     }
 }
 
-/// Whether somebody has stopped what the array needs.
+/// Whether somebody has stopped it.
 fn is_unfinished(array: &ArrayStatus, action: &str) -> bool {
     match action {
+        "check" | "repair" => array.sync.done_sectors < array.sync.total_sectors,
         "resync" => array.resync_from.is_some(),
         _ => array.devices.iter().any(|device| device.recovered.is_some()),
     }
@@ -270,7 +268,7 @@ fn is_left_undone(array: &ArrayStatus, action: Option<&str>) -> bool {
     let has_doubt = doubt(array).is_some();
     let is_half_filled = is_unfinished(array, "recover");
     match action {
-        Some("check" | "repair") => false,
+        Some(action @ ("check" | "repair")) => is_unfinished(array, action),
         // Mirrors may differ elsewhere, as where a discard has failed: what was to be filled has been.
         Some("recover") => is_half_filled || (has_doubt && has_parity(array)),
         _ => is_half_filled || has_doubt,
@@ -368,11 +366,12 @@ mod tests {
                     resync_from: Option<u64>,
                     device: serde_json::Value,
                     action: Option<&str>| {
+            let total = if action == Some("repair") { 1 } else { 4 };
             let array = json!({
                 "name": "md/m", "uuid": "1", "level": level, "layout": null, "chunk_size": null, "bytes": 4096,
                 "raid_disks": 2, "degraded": 0, "read_only": null, "active": true, "events": 3,
                 "resync_from": resync_from, "dirty_chunks": null, "devices": [device],
-                "sync": { "action": "idle", "done_sectors": 1, "total_sectors": 4, "speed_kib": 0, "mismatch_sectors": 0 },
+                "sync": { "action": "idle", "done_sectors": 1, "total_sectors": total, "speed_kib": 0, "mismatch_sectors": 0 },
             });
             let array = serde_json::from_value(array).expect("a status");
             (outcome(&array, action), !is_left_undone(&array, action))
@@ -412,8 +411,11 @@ mod tests {
         assert!(
             said(Some(512), whole(), "recover").1 && !told("raid6", Some(512), whole(), Some("recover")).1
         );
-        let (words, is_done) = said(Some(512), whole(), "check");
+        // A check is asked for what it finds.
+        let (words, is_done) = said(Some(512), whole(), "repair");
         assert!(words.contains("no member is missing, but mirrors may differ from byte 512 on") && is_done);
+        let (words, is_done) = said(None, whole(), "check");
+        assert!(words.starts_with("md/m: check was stopped at 25.0%; all members are in sync") && !is_done);
         let mut bad = whole();
         bad["bad_ranges"] = json!(123);
         let (words, is_done) = waited("raid5", None, bad);
