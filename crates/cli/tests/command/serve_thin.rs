@@ -295,6 +295,43 @@ print(all(a.pread(block, n * block) == (one if n in (0, 1, 2, 5, 7) else bytes(b
     assert!(write_zeroes[0] == 0 && write_zeroes[1] > 0, "{write_zeroes:?}");
 }
 
+/// Blocks that are not zeroed as they are given out have zeros where a client has written zeros, in whatever way.
+#[test]
+fn zeros_stay_zeros_where_new_blocks_are_not_zeroed() {
+    for features in ["", "1 skip_block_zeroing"] {
+        let scratch = Scratch::new();
+        pool(&scratch, 64);
+        scratch.write("data.img", vec![b'x'; 64 << 16]);
+        let files = scratch.at("files");
+        std::fs::create_dir(&files).expect("a folder");
+        let server = scratch.serve(["--table", &table(&scratch, 64, features), "--fuse", &files]);
+        let said = python(&format!(
+            "a, block = connect({:?}), 65536
+a.zero(block, 0, nbd.CMD_FLAG_NO_HOLE)
+a.zero(block, block)
+if refused(lambda: a.zero(block, 2 * block, nbd.CMD_FLAG_FAST_ZERO)) is not None:
+    a.zero(block, 2 * block)
+import ctypes
+libc = ctypes.CDLL(None, use_errno=True)
+fd = os.open({:?}, os.O_RDWR)
+assert libc.fallocate(fd, 3, ctypes.c_long(3 * block), ctypes.c_long(block)) == 0  # KEEP_SIZE | PUNCH_HOLE
+a.zero(block - 1000, 4 * block + 500)
+for n in range(5):
+    a.pwrite(b'a' * 4096, n * block + 8192)
+a.flush()
+for n in range(5):
+    found = a.pread(block, n * block)
+    edge = 500 if n == 4 else 0
+    print(found[edge:8192] + found[12288:block - edge] == bytes(block - 4096 - 2 * edge))
+",
+            scratch.uri("dm/a"),
+            scratch.at("files/dm/a"),
+        ));
+        assert_eq!(said, "True\n".repeat(5), "{features:?}");
+        server.stop_quietly();
+    }
+}
+
 /// How often the locks of the pool were taken, by name, while a server ran on which a client did that with the volume `a`.
 fn pool_locks(scratch: &Scratch, table: &str, what: &str) -> BTreeMap<String, u64> {
     let server = scratch.serve(["--table", table, "--workers", "1", "--stats", "--json"]);

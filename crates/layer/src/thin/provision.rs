@@ -269,16 +269,14 @@ impl Pool {
     ) -> Result<bool, Refused> {
         let (size, device) = (self.block.get(), &want.volume.device);
         let (mut at, end) = (want.start.0 / size, want.end.0.div_ceil(size));
-        let is_zeros = want.op == blockwork_engine::Op::WriteZeroes
-            && want.volume.external_origin.is_none()
-            && !want.flags.has(blockwork_engine::Flags::NO_UNMAP);
+        let holes_will_do = want.volume.holes_will_do(want.op, want.flags);
         while at < end {
             let (length, lack) = self.lack(device, at, end - at, cx).await?;
             let run = at..at + length.clamp(1, end - at);
             at = run.end;
             let shared = match lack {
                 Lack::Nothing => continue,
-                Lack::Block if is_zeros => continue,
+                Lack::Block if holes_will_do => continue,
                 Lack::Block => None,
                 Lack::OwnBlock(first) => Some(first),
             };

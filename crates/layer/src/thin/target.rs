@@ -213,7 +213,7 @@ impl Volume {
                 self.pass(mapped, &piece, cx)
             }
             Some(mapped) if mapped.is_filling && !piece.run.is_outdated => self.fill(mapped, piece, cx),
-            None if piece.span.op == Op::WriteZeroes && self.reads_zeros(piece.span) => {
+            None if self.holes_will_do(piece.span.op, piece.span.flags) => {
                 cx.zero(piece.span);
                 Ok(())
             }
@@ -221,9 +221,13 @@ impl Volume {
         }
     }
 
-    /// Whether holes are as good as zeros, for this.
-    fn reads_zeros(&self, span: Span) -> bool {
-        self.external_origin.is_none() && !span.flags.has(Flags::NO_UNMAP)
+    /// Whether this wants zeros, and holes are as good as those: they have to be zeros still when a part of their block is written. Blocks
+    /// that are not zeroed as they are given out hold what somebody else has written.
+    pub(super) fn holes_will_do(&self, op: Op, flags: Flags) -> bool {
+        op == Op::WriteZeroes
+            && self.external_origin.is_none()
+            && self.pool.features.zero_new_blocks
+            && !flags.has(Flags::NO_UNMAP)
     }
 
     /// A write to blocks that are being filled: by it, or by others that it waits for.
