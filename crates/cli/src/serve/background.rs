@@ -16,12 +16,14 @@
 use std::env;
 use std::fs::{File, OpenOptions};
 use std::io::Read;
+use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
 use std::process::{Child, Command, Stdio, exit};
 
 use anyhow::{Context, Result, anyhow, bail};
 use blockwork_export::nbd;
+use rustix::fs::OFlags;
 use rustix::process::{Pid, Signal, kill_process, setsid};
 use rustix::stdio::{dup2_stderr, dup2_stdin, dup2_stdout};
 
@@ -128,11 +130,25 @@ impl Launch {
     }
 }
 
+/// What is no text is left as it is: it may be a disk.
 fn open_log(path: &Path) -> Result<File> {
-    let log = OpenOptions::new().append(true).create(true).open(path);
-    log.with_context(|| {
-        format!("--log-file {}: name a file in a folder that is there and may be written to", path.display())
-    })
+    let at = || format!("--log-file {}", path.display());
+    // Nor is it waited until somebody reads a pipe, then or later.
+    let nonblock = OFlags::NONBLOCK.bits().cast_signed();
+    let log = OpenOptions::new().append(true).create(true).custom_flags(nonblock).open(path);
+    let log = log
+        .with_context(|| format!("{}: name a file in a folder that is there and may be written to", at()))?;
+    let kind = log.metadata().with_context(at)?.file_type();
+    // One that may only be written is no disk of ours.
+    let is_text = || {
+        let mut head = [0; 4096];
+        let read = File::open(path).and_then(|file| file.read_at(&mut head, 0)).unwrap_or(0);
+        !head[..read].contains(&0)
+    };
+    if kind.is_block_device() || (kind.is_file() && !is_text()) {
+        bail!("{}: it is there, and holds no text: name another file", at());
+    }
+    Ok(log)
 }
 
 fn announce(args: &ServeArgs, addresses: &[String]) -> Result<()> {

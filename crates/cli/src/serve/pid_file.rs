@@ -31,6 +31,9 @@ impl PidFile {
             let mut options = OpenOptions::new();
             let file = options.read(true).write(true).create(true).truncate(false).open(path);
             let mut file = file.with_context(at)?;
+            if !file.metadata().with_context(at)?.is_file() {
+                bail!("{}: it is there, and no regular file: name another one", at());
+            }
             match flock(&file, FlockOperation::NonBlockingLockExclusive) {
                 Ok(()) => {}
                 Err(Errno::WOULDBLOCK) => {

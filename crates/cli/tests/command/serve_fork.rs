@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 
 use crate::support::fs::LeftMount;
 use crate::support::md::array;
-use crate::support::{BLOCKWORK, FuseDisk, Scratch, both, output, run, tool, until};
+use crate::support::{BLOCKWORK, FuseDisk, Scratch, both, output, run, run_refused, tool, until};
 use blockwork_format::md::Level;
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 
@@ -171,6 +171,28 @@ fn a_pid_file_is_one_servers_and_one_that_was_killed_leaves_it_to_the_next() {
     let (server, _) = Forked::start(&scratch, &args);
     assert_ne!(server.pid(), Some(first));
     server.stop();
+}
+
+/// What a server writes to besides disks is no disk that was named by mistake, nor anything else that is there.
+#[test]
+fn what_is_no_log_and_no_pid_file_is_left_as_it_is() {
+    let scratch = Scratch::new();
+    let disk = scratch.write("disk.img", [&[7; 100][..], &[0; 1 << 20]].concat());
+    run(tool("mkfifo").arg(scratch.path("pipe")));
+    for (args, why) in [
+        (["--log-writes", "disk.img"], "disk.img: there is something that is no log of writes"),
+        (["--log-file", "disk.img"], "--log-file disk.img: it is there, and holds no text"),
+        (["--pid-file", "disk.img"], "--pid-file disk.img: it is there, and holds no process's number"),
+        (["--pid-file", "pipe"], "--pid-file pipe: it is there, and no regular file"),
+        (["--log-file", "pipe"], "--log-file pipe: "),
+    ] {
+        for fork in [&["--fork"][..], &[]] {
+            let mut command = scratch.blockwork(["serve", "--nbd", "unix:socket", "--disk", &disk]);
+            let said = run_refused(command.args(fork).args(args));
+            assert!(said.contains(why), "{args:?}: {said}");
+        }
+    }
+    assert_eq!(fs::read(&disk).unwrap(), [&[7; 100][..], &[0; 1 << 20]].concat());
 }
 
 /// Who has started it cannot be told any more that it is ready: it is nobody's then, and must not be there.

@@ -101,7 +101,12 @@ impl Superblock {
         out
     }
 
-    fn decode(bytes: &[u8; 28]) -> Result<Self, FormatError> {
+    /// What its first bytes say.
+    ///
+    /// # Errors
+    ///
+    /// They are not those of a log.
+    pub fn decode(bytes: &[u8; 28]) -> Result<Self, FormatError> {
         let wrong = |field, found: String, expected: String| {
             Err(FormatError::invalid(SUPERBLOCK, 0, field, found, expected))
         };

@@ -26,13 +26,16 @@
 //! 4. When the log cannot be written (disk full), it ends there, with a line in the program's log; I/O goes on, and
 //!    [`LogWrites::close`] returns the error.
 //!
+//! 5. What is there before is replaced only if it is an old log, or empty, and no other server's: a disk that is named by mistake is left as
+//!    it is, and of several files all or none are replaced.
+//!
 //! Units of the log are 512 bytes whatever the leaf's block size is. Calls block on writing the log: a server that logs
 //! is a slow one.
 
 mod spill;
 
 use std::collections::{HashMap, VecDeque};
-use std::fs::{File, OpenOptions};
+use std::fs::{File, OpenOptions, TryLockError};
 use std::io;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
@@ -40,7 +43,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use blockwork_engine::{Flags, LeafId, Op, Sector, Sectors, WriteTap};
-use blockwork_format::log_writes::{Flags as EntryFlags, Placed, Writer};
+use blockwork_format::log_writes::{Flags as EntryFlags, Placed, Superblock, Writer};
 use blockwork_format::{FormatError, escape};
 use blockwork_memory::Segment;
 
@@ -68,6 +71,18 @@ pub enum LogWritesError {
         /// What the system said.
         source: io::Error,
     },
+    /// What is there is not to be replaced.
+    #[error("{path}: there is something that is no log of writes: name another file, or remove it")]
+    NoLog {
+        /// The file, escaped.
+        path: String,
+    },
+    /// Another server writes there.
+    #[error("{path}: another server logs its writes there: name another file")]
+    InUse {
+        /// The file, escaped.
+        path: String,
+    },
     /// The format does not allow it.
     #[error("{path}: {source}")]
     Format {
@@ -85,21 +100,25 @@ pub struct LogWrites {
 
 impl LogWrites {
     /// Makes a log for each leaf (its number, its name, its size): `base` itself where there is one leaf, else `base.0`,
-    /// `base.1` and so on, in the order of `leaves`. What was in those files is gone.
+    /// `base.1` and so on, in the order of `leaves`. Old logs in those files are gone.
     ///
     /// # Errors
     ///
-    /// A file cannot be made.
+    /// A file cannot be made, or holds something else.
     pub fn create(base: &Path, leaves: &[(LeafId, String, Sectors)]) -> Result<LogWrites, LogWritesError> {
-        let mut logs = HashMap::new();
-        for (i, (leaf, name, sectors)) in leaves.iter().enumerate() {
+        let mut files = Vec::with_capacity(leaves.len());
+        for i in 0..leaves.len() {
             let mut path = base.as_os_str().to_owned();
             if leaves.len() > 1 {
                 path.push(format!(".{i}"));
             }
             let path = PathBuf::from(path);
+            files.push((open(&path)?, path));
+        }
+        let mut logs = HashMap::new();
+        for ((leaf, name, sectors), (file, path)) in leaves.iter().zip(files) {
             log::info!("{}: logs the writes to {}", path.display(), escape(name));
-            logs.insert(*leaf, Mutex::new(LeafLog::create(path, *sectors, MEMORY_BYTES_MAX)?));
+            logs.insert(*leaf, Mutex::new(LeafLog::create(file, path, *sectors, MEMORY_BYTES_MAX)?));
         }
         Ok(LogWrites { leaves: logs })
     }
@@ -160,6 +179,27 @@ fn lock(log: &Mutex<LeafLog>) -> MutexGuard<'_, LeafLog> {
     log.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// The file of a log, as it is.
+fn open(path: &Path) -> Result<File, LogWritesError> {
+    let shown = || escape(&path.to_string_lossy());
+    let failed = |source| LogWritesError::File { path: shown(), source };
+    let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path);
+    let file = file.map_err(failed)?;
+    match file.try_lock() {
+        Ok(()) => {}
+        Err(TryLockError::WouldBlock) => return Err(LogWritesError::InUse { path: shown() }),
+        // A file system without locks.
+        Err(TryLockError::Error(error)) => log::info!("{}: it cannot be locked: {error}", path.display()),
+    }
+    let there = file.metadata().map_err(failed)?;
+    let mut head = [0; 28];
+    let mut is_log = || file.read_exact_at(&mut head, 0).is_ok() && Superblock::decode(&head).is_ok();
+    if there.is_file() && (there.len() == 0 || is_log()) {
+        return Ok(file);
+    }
+    Err(LogWritesError::NoLog { path: shown() })
+}
+
 /// A write that has completed and is not logged.
 struct Remembered {
     /// Counts completions from 1: a flush's ticket is the number of the last one that it covers.
@@ -202,18 +242,14 @@ struct LeafLog {
 }
 
 impl LeafLog {
-    fn create(path: PathBuf, size: Sectors, memory_max: u64) -> Result<LeafLog, LogWritesError> {
+    fn create(file: File, path: PathBuf, size: Sectors, memory_max: u64) -> Result<LeafLog, LogWritesError> {
         let shown = || escape(&path.to_string_lossy());
         let writer = Writer::new(UNIT)
             .map_err(|source| LogWritesError::Format { path: shown(), source: source.into() })?;
         let folder = path.parent().filter(|parent| !parent.as_os_str().is_empty());
         let spill = Spill::new(folder.unwrap_or(Path::new(".")).to_owned(), memory_max);
-        let file = OpenOptions::new().read(true).write(true).create(true).truncate(true).open(&path);
-        let file = file.and_then(|file| {
-            file.write_all_at(&writer.superblock().encode(), 0)?;
-            Ok(file)
-        });
-        let file = file.map_err(|source| LogWritesError::File { path: shown(), source })?;
+        let begun = file.set_len(0).and_then(|()| file.write_all_at(&writer.superblock().encode(), 0));
+        begun.map_err(|source| LogWritesError::File { path: shown(), source })?;
         let remembered = VecDeque::new();
         Ok(LeafLog { path, file, writer, size, remembered, newest: 0, spill, failed: false, failure: None })
     }

@@ -62,7 +62,7 @@ fn lengths(history: &History) -> Vec<usize> {
 
 /// Does `steps` to a log whose memory holds `memory_max` bytes; returns its file, what was written, what was promised.
 fn run(steps: &[Step], memory_max: u64, path: &Path) -> (History, Vec<Promise>) {
-    let log = LeafLog::create(path.to_owned(), Sectors(SECTORS), memory_max).unwrap();
+    let log = LeafLog::create(open(path).unwrap(), path.to_owned(), Sectors(SECTORS), memory_max).unwrap();
     let tap = LogWrites { leaves: HashMap::from([(DISK, Mutex::new(log))]) };
     let mut history: History = vec![vec![(0, 0)]; SECTORS as usize];
     let mut promises = Vec::new();
@@ -266,4 +266,32 @@ fn a_folder_that_is_not_there_is_named() {
         error.starts_with("/nowhere/at/all: the log of writes cannot be written: No such file"),
         "{error}"
     );
+}
+
+#[test]
+fn what_is_no_log_or_another_servers_is_left_as_it_is() {
+    let folder = tempfile::tempdir().unwrap();
+    let base = folder.path().join("log");
+    let [first, second] = ["log.0", "log.1"].map(|name| folder.path().join(name));
+    let leaves = [(LeafId(0), "a".to_owned(), Sectors(8)), (LeafId(1), "b".to_owned(), Sectors(8))];
+    let create = || LogWrites::create(&base, &leaves);
+    // An old log is replaced, but not where its neighbour is something else.
+    let old = [Writer::new(UNIT).unwrap().superblock().encode(), vec![7; 4096]].concat();
+    for disk in [vec![0; 1 << 20], b"short".to_vec()] {
+        std::fs::write(&first, &old).unwrap();
+        std::fs::write(&second, &disk).unwrap();
+        let refused = create().err().unwrap();
+        assert!(matches!(&refused, LogWritesError::NoLog { path } if path.ends_with("log.1")), "{refused}");
+        assert!(std::fs::read(&first).unwrap() == old && std::fs::read(&second).unwrap() == disk);
+    }
+    std::fs::write(&second, "").unwrap();
+    let ours = create().unwrap();
+    assert_eq!(std::fs::metadata(&first).unwrap().len(), 512);
+    let refused = create().err().unwrap();
+    assert!(matches!(&refused, LogWritesError::InUse { path } if path.ends_with("log.0")), "{refused}");
+    drop(ours);
+    create().unwrap();
+    std::fs::remove_file(&second).unwrap();
+    std::fs::create_dir(&second).unwrap();
+    assert!(matches!(create().err().unwrap(), LogWritesError::File { .. }));
 }
