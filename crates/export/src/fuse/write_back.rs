@@ -4,8 +4,11 @@
 //!    (before 6.16), and a queue goes with its mount.
 //! 2. By another process, for a limited time. Who waits in fsync for a file system that it serves itself, which does not answer, cannot even
 //!    be killed: the wait ends when the server's end of the mount is closed, and each of its threads keeps that open. So `sync FILE...`
-//!    (coreutils, busybox) does it, which has no such descriptor.
+//!    (coreutils, busybox) does it, which has no such descriptor; in a process group of its own, since a signal that ends the server may come
+//!    to its group more than once (timeout(1) sends it to the server, and then to the group).
 
+use std::io;
+use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -24,14 +27,7 @@ pub(super) fn write_back(files: &[PathBuf], time: Duration) -> Result<(), String
     if files.is_empty() {
         return Ok(());
     }
-    let mut child = Command::new(PROGRAM)
-        .arg("--")
-        .args(files)
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(Stdio::piped())
-        .spawn()
-        .map_err(|error| format!("cannot run {PROGRAM}: {error}"))?;
+    let mut child = start(files).map_err(|error| format!("cannot run {PROGRAM}: {error}"))?;
     if !ends_within(&child, time).map_err(|error| format!("cannot wait for {PROGRAM}: {error}"))? {
         // Nor is its end waited for: whatever it hangs in ends with the mount.
         let _ = child.kill();
@@ -45,6 +41,12 @@ pub(super) fn write_back(files: &[PathBuf], time: Duration) -> Result<(), String
     Err(if said.is_empty() { output.status.to_string() } else { said })
 }
 
+fn start(files: &[PathBuf]) -> io::Result<Child> {
+    let mut command = Command::new(PROGRAM);
+    command.arg("--").args(files).process_group(0);
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn()
+}
+
 fn ends_within(child: &Child, time: Duration) -> rustix::io::Result<bool> {
     let process = pidfd_open(Pid::from_child(child), PidfdFlags::empty())?;
     let start = Instant::now();
@@ -54,5 +56,21 @@ fn ends_within(child: &Child, time: Duration) -> rustix::io::Result<bool> {
             Err(Errno::INTR) => {}
             ended => return Ok(ended? > 0),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::process::getpgid;
+
+    use super::*;
+
+    #[test]
+    fn a_signal_to_the_servers_process_group_is_none_to_the_program() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut child = start(&[folder.path().to_owned()]).unwrap();
+        let itself = Pid::from_child(&child);
+        assert_eq!(getpgid(Some(itself)).unwrap(), itself);
+        assert!(child.wait().unwrap().success());
     }
 }
