@@ -24,6 +24,7 @@ mod sandbox;
 mod served;
 mod signals;
 mod sizes;
+mod untold;
 mod workers;
 
 use std::error::Error;

@@ -57,7 +57,7 @@ fn tell_all(path: &str) -> Vec<Event> {
     if editor.draft().untold().unwrap().is_empty() {
         return events;
     }
-    for commit in editor.tell_pools().unwrap() {
+    for commit in editor.tell_pools(&["pool".to_owned()]).unwrap() {
         events.extend(logged(editor.assembly(), |cx| async move { commit.run(&cx).await.unwrap() }));
     }
     events.extend(commit(&mut editor));
@@ -152,7 +152,7 @@ impl Change {
         drop(editor);
         let mut editor = open(path, 0);
         assert_eq!(editor.draft().untold().unwrap().len(), 1, "the pool is yet to be told");
-        let [pool] = <[_; 1]>::try_from(editor.tell_pools().unwrap()).unwrap();
+        let [pool] = <[_; 1]>::try_from(editor.tell_pools(&["pool".to_owned()]).unwrap()).unwrap();
         let pool = logged(editor.assembly(), |cx| async move { pool.run(&cx).await.unwrap() });
         let without_messages = commit(&mut editor);
         drop(editor);

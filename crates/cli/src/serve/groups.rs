@@ -18,7 +18,7 @@ use blockwork_daemon::{
 use blockwork_engine::{Layer, Volume, VolumeId};
 use blockwork_format::escape;
 use blockwork_format::lvm2::VolumeGroup;
-use blockwork_format::lvm2::vg::{LvIndex, Message, SegmentType};
+use blockwork_format::lvm2::vg::LvIndex;
 use blockwork_layer::md;
 use blockwork_layer::thin::{Pool, VerbError};
 use blockwork_volume::lvm::edit::{Change, Commit, EditError};
@@ -32,6 +32,7 @@ use super::autoextend::Caller;
 use super::merges::{MergeCaller, MergeFailures};
 use super::offers::Offers;
 use super::served::Served;
+use super::untold::{left_unfinished, makes_room, to_be_made};
 use super::workers::Workers;
 use crate::vg::change::author_of;
 use crate::vg::status::{Fullness, Shown, of_group, snapshot_of, with_merges};
@@ -561,18 +562,8 @@ impl ServedGroups {
         let command = request.command.as_deref();
         // What was cut short before comes first; a pool may need the room that it is about to get for that.
         let untold = self.tell_pools(&request.group, command).err();
-        if let Some(error) = untold.filter(|_| !makes_room(&request.change)) {
-            // A group that cannot be changed at all has not been left so by a change.
-            let is_unfinished = self
-                .assembly()
-                .graph()
-                .groups
-                .iter()
-                .any(|group| group.name == request.group && to_be_made(group).is_some());
-            let text = || unfinished(&request.group, &error.text);
-            return Err(if is_unfinished { Refusal::new(error.kind, text()) } else { error });
-        }
         let planned = self.plan(request)?;
+        let pools = self.check_pools(request, &planned.text, untold.as_ref())?;
         let withdrawn = self.withdraw(&planned.gone)?;
         if let Err(error) = self.write(planned.commit) {
             self.give_back(withdrawn);
@@ -584,7 +575,10 @@ impl ServedGroups {
         let added = std::mem::take(&mut adopted.added);
         let mut notes: Vec<String> = planned.note.into_iter().collect();
         notes.extend(self.follow(adopted));
-        match self.tell_pools(&request.group, command) {
+        notes
+            .extend(untold.filter(|_| pools.is_empty()).map(|error| unfinished(&request.group, &error.text)));
+        let has_news = !pools.is_empty() || makes_room(&request.change);
+        match if has_news { self.tell_pools(&request.group, command) } else { Ok(()) } {
             Ok(()) => {}
             // It has the room, whatever else a pool has yet to be told.
             Err(error) if makes_room(&request.change) => notes.push(error.to_string()),
@@ -673,11 +667,6 @@ impl Groups for ServedGroups {
     }
 }
 
-/// Whether a change gives a pool more room, and tells it nothing else.
-fn makes_room(change: &Change) -> bool {
-    matches!(change, Change::Resize { .. } | Change::ResizePoolMetadata { .. })
-}
-
 /// What is told of a group, without holding on to the assembly.
 struct Open {
     shown: Shown,
@@ -733,27 +722,4 @@ pub(super) fn refused(error: EditError) -> Refusal {
 
 pub(super) fn failed(error: impl std::fmt::Display) -> Refusal {
     Refusal::new(RefusalKind::Failed, error)
-}
-
-/// The volumes that pools of a group have yet to be told to make; none: its pools know all that there is.
-fn to_be_made(group: &Group) -> Option<Vec<String>> {
-    let text = &group.text;
-    let messages = text.lvs.iter().filter_map(|lv| match &lv.segments.first()?.kind {
-        SegmentType::ThinPool { messages, .. } => Some(messages),
-        _ => None,
-    });
-    let messages: Vec<&Message> = messages.flatten().collect();
-    let made = messages.iter().filter_map(|message| match message {
-        Message::Create(lv) => Some(format!("{}/{}", group.name, text.lvs[lv.0].name)),
-        Message::Delete(_) => None,
-    });
-    (!messages.is_empty()).then(|| made.collect())
-}
-
-/// What there is to know where a change that was cut short stays so.
-fn left_unfinished(group: &str, why: &Refusal) -> String {
-    format!(
-        "{}: a change that was cut short cannot be made complete, and what it has made is not served: {why}",
-        escape(group)
-    )
 }

@@ -124,30 +124,34 @@ fn is_locked(error: &EditError) -> bool {
     matches!(error, EditError::Volume(VolumeError::Leaf(LeafError::InUse { .. })))
 }
 
-/// Opens a group to change it. What a change before has left to be told to pools is told first: it was cut short.
+/// Opens a group to change it. What a change before has left to be told to pools is told first: it was cut short. A pool that cannot be told,
+/// as it wants to be repaired, holds up nothing but what it would have to be told of as well ([`GroupEditor::check_pools`]).
 pub(crate) fn open(disks: &[String], group: &str) -> Result<GroupEditor> {
     let mut editor = GroupEditor::open(disks, group, author()?).map_err(|error| in_use(error, group))?;
-    if editor.draft().untold()?.is_empty() {
-        return Ok(editor);
+    for untold in editor.draft().untold()? {
+        log::info!("{group}: a change that was cut short is made complete first");
+        if let Err(error) = tell(&mut editor, &[untold.pool]) {
+            log::warn!("{}", unfinished(group, &error));
+        }
+        drop(editor);
+        editor = reopen(disks, group)?;
     }
-    log::info!("{group}: a change that was cut short is made complete first");
-    tell(&mut editor).map_err(|error| unfinished(group, &error))?;
-    drop(editor);
-    Ok(GroupEditor::open(disks, group, author()?)?)
+    Ok(editor)
 }
 
 /// Writes what was planned, and tells the pools what it means to them, in the order that a power cut cannot break: the text that
 /// says what they will be told, the pools, the text without it.
 pub(crate) fn commit_and_tell(editor: GroupEditor, disks: &[String]) -> Result<GroupEditor> {
     let mut editor = editor;
+    let pools = editor.check_pools()?;
     commit(&mut editor)?;
-    if editor.draft().untold()?.is_empty() {
+    if pools.is_empty() {
         return Ok(editor);
     }
     let group = editor.draft().group().name.clone();
     // The group is opened again as it is now; its disks have to be free for that.
     drop(editor);
-    let told = reopen(disks, &group).and_then(|mut editor| tell(&mut editor).map(|()| editor));
+    let told = reopen(disks, &group).and_then(|mut editor| tell(&mut editor, &pools).map(|()| editor));
     told.map_err(|error| made_all_the_same(&group, &error))
 }
 
@@ -170,8 +174,8 @@ fn reopen(disks: &[String], group: &str) -> Result<GroupEditor> {
     Ok(GroupEditor::open(disks, group, author()?)?)
 }
 
-fn tell(editor: &mut GroupEditor) -> Result<()> {
-    for commit in editor.tell_pools()? {
+fn tell(editor: &mut GroupEditor, pools: &[String]) -> Result<()> {
+    for commit in editor.tell_pools(pools)? {
         at_once::run(editor.assembly(), |cx| async move { commit.run(&cx).await })??;
     }
     // The change itself is on the disks: that nothing has changed would be said of this text alone.
@@ -190,11 +194,8 @@ fn made_all_the_same(group: &str, error: &anyhow::Error) -> anyhow::Error {
 }
 
 /// What was cut short before stays so.
-pub(crate) fn unfinished(group: &str, error: &dyn std::fmt::Display) -> anyhow::Error {
-    let group = escape(group);
-    anyhow!(
-        "{group}: a change that was cut short before cannot be made complete: {error:#}; what was asked for now is not done"
-    )
+pub(crate) fn unfinished(group: &str, error: &dyn std::fmt::Display) -> String {
+    format!("{}: a change that was cut short before cannot be made complete: {error:#}", escape(group))
 }
 
 /// Neither found: there are two ways to name a group.

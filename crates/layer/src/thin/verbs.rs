@@ -63,7 +63,12 @@ impl From<Refused> for VerbError {
 }
 
 impl Pool {
-    fn check_writable(&self) -> Result<(), VerbError> {
+    /// Whether it takes changes as it is.
+    ///
+    /// # Errors
+    ///
+    /// It is read-only: why.
+    pub fn check_writable(&self) -> Result<(), VerbError> {
         if self.mode().allows_changes() {
             return Ok(());
         }

@@ -5,8 +5,11 @@
 //! whoever uses the group next tells the pool, which is known from the pool's own number not to have heard, or, where it is the
 //! text's already, to have.
 
+use std::collections::BTreeMap;
+
 use blockwork_engine::Sectors;
-use blockwork_format::lvm2::vg::{LvIndex, Message, SegmentType};
+use blockwork_format::lvm2::Uuid;
+use blockwork_format::lvm2::vg::{Lv, LvIndex, Message, SegmentType, VolumeGroup};
 
 use super::draft::{Draft, lv_section};
 use super::error::EditError;
@@ -28,20 +31,43 @@ pub struct Untold {
 }
 
 impl GroupEditor {
-    /// What there is to write so that the pools know all of the group's changes; and notes in the draft that they do. To be written
+    /// What there is to write so that these pools know all of the group's changes; and notes in the draft that they do. To be written
     /// before the draft is.
     ///
     /// # Errors
     ///
     /// The metadata of a pool cannot be read, is another one than the group's text is about, or has no room for the change.
-    pub fn tell_pools(&mut self) -> Result<Vec<PoolCommit>, EditError> {
+    pub fn tell_pools(&mut self, pools: &[String]) -> Result<Vec<PoolCommit>, EditError> {
         let mut commits = Vec::new();
-        for untold in self.draft().untold()? {
+        for untold in self.untold_to(pools)? {
             let (assembly, draft) = self.parts();
             commits.extend(tell_idle_pool(assembly, draft, &untold)?);
             self.draft_mut().settle(&untold.pool)?;
         }
         Ok(commits)
+    }
+
+    /// The pools that this draft has more for than the text had; they can be told of it, as far as that can be known before: a text that
+    /// says what a pool does not take is none to be written.
+    ///
+    /// # Errors
+    ///
+    /// As of [`GroupEditor::tell_pools`].
+    pub fn check_pools(&mut self) -> Result<Vec<String>, EditError> {
+        let id = self.draft().group().id;
+        let before = self.assembly().graph().groups.iter().find(|group| group.text.id == id);
+        let pools = before.map_or_else(Vec::new, |group| newly_untold(&group.text, self.draft().group()));
+        for untold in self.untold_to(&pools)? {
+            let (assembly, draft) = self.parts();
+            tell_idle_pool(assembly, draft, &untold)?;
+        }
+        Ok(pools)
+    }
+
+    fn untold_to(&self, pools: &[String]) -> Result<Vec<Untold>, EditError> {
+        let mut all = self.draft().untold()?;
+        all.retain(|untold| pools.contains(&untold.pool));
+        Ok(all)
     }
 
     /// What there is to write so that a pool counts all of its devices, after they have grown; none where it does, or was never
@@ -60,6 +86,29 @@ impl GroupEditor {
         let commit = grown.and_then(|()| editor.plan(self.assembly_mut()));
         commit.map(Some).map_err(|error| EditError::volume(pool, error.to_string()))
     }
+}
+
+/// The pools that a text has something else for to be told of than the one before had.
+pub fn newly_untold(before: &VolumeGroup, after: &VolumeGroup) -> Vec<String> {
+    let known: BTreeMap<_, _> = before.lvs.iter().map(|lv| (lv.id, untold_of(before, lv))).collect();
+    let is_new = |lv: &&Lv| {
+        let untold = untold_of(after, lv);
+        !untold.is_empty() && known.get(&lv.id) != Some(&untold)
+    };
+    after.lvs.iter().filter(is_new).map(|lv| lv.name.clone()).collect()
+}
+
+/// The messages for a pool, by what texts have in common: who is made, and the number of who goes.
+fn untold_of(text: &VolumeGroup, lv: &Lv) -> Vec<(Option<Uuid>, Option<u64>)> {
+    let Some(SegmentType::ThinPool { messages, .. }) = lv.segments.first().map(|segment| &segment.kind)
+    else {
+        return Vec::new();
+    };
+    let plain = messages.iter().map(|message| match *message {
+        Message::Create(lv) => (Some(text.lvs[lv.0].id), None),
+        Message::Delete(device) => (None, Some(device)),
+    });
+    plain.collect()
 }
 
 /// What there is to write so that a pool knows of changes, which nobody uses; none, if it does. Of a change that was cut short it may
