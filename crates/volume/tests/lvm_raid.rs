@@ -3,9 +3,11 @@
 
 mod lab;
 
+use blockwork_engine::Sector;
 use blockwork_format::dm_raid::{self, Superblock};
 use blockwork_format::md::Level;
 use blockwork_format::md::bitmap::{BitmapSuperblock, Bits};
+use blockwork_layer::md::MemberState;
 use blockwork_volume::Assembly;
 use lab::{
     Disk, EXTENT, Group, HIDDEN, Lab, PE_START, SEEN, commit, content, linear, lv, numbered, pv, refused,
@@ -132,11 +134,17 @@ fn a_mirror_whose_legs_agree_is_written_and_one_leg_is_enough() {
 }
 
 #[test]
-fn legs_that_are_out_of_date_failed_new_or_swapped_are_left_out_with_the_reason() {
+fn who_only_reads_leaves_out_legs_that_are_out_of_date_failed_new_or_swapped_with_the_reason() {
     type Change = fn(&mut Superblock, &mut Superblock);
     let changes: [(Change, &str); 3] = [
-        (|_, other| other.events = 12, "lv_rimage_0: it is out of date (events 10, and the array is at 12)"),
-        (|_, other| other.fail(0), "lv_rimage_0: it has failed, as the others say"),
+        (
+            |_, other| other.events = 12,
+            "lv_rimage_0: it is out of date (events 10, and the array is at 12); it is left out; whoever serves the volume to be written fills it",
+        ),
+        (
+            |_, other| other.fail(0),
+            "lv_rimage_0: it has failed, or was away, as the others say; it is left out; whoever",
+        ),
         (|own, _| own.array_position = 1, "lv_rimage_0: its superblock is that of leg 1, expected 0"),
     ];
     for (change, why) in changes {
@@ -160,6 +168,78 @@ fn legs_that_are_out_of_date_failed_new_or_swapped_are_left_out_with_the_reason(
     warning(&assembly, "lv_rimage_0: it has no superblock: it is new, and empty");
 }
 
+/// The states of the legs of a mirror whose first one was away, with these superblocks; and what is said of it.
+fn states_of(own: &Superblock, truth: &Superblock) -> ([MemberState; 2], String) {
+    let lab = Lab::new();
+    let disks = mirror(&lab);
+    put(&disks[0], own);
+    put(&disks[1], truth);
+    let mut assembly = lab.open_for_writing(&[&disks[0], &disks[1]]);
+    // Never from the leg that was away.
+    assert_read_from(&mut assembly, 1);
+    assert!(!volume(&mut assembly, "vg0/lv").read_only);
+    let (_, array) = assembly.graph().groups[0].raids().next().unwrap();
+    let status = array.status();
+    (std::array::from_fn(|leg| status.members[leg].state), warning(&assembly, "lv_rimage_0: it "))
+}
+
+#[test]
+fn who_writes_fills_a_leg_that_was_away_by_the_bitmap_if_that_tells_all_that_it_lacks() {
+    type Change = fn(&mut Superblock);
+    let back = "it comes back, and is filled ";
+    let (by_bitmap, whole) = ("where it was written to meanwhile", "from its start to its end");
+    let changes: [(Change, &str); 5] = [
+        (|_| {}, by_bitmap),
+        (|own| own.events = 9, whole),
+        (|own| own.disk_recovery_offset = 64, whole),
+        (|own| own.disk_recovery_offset = 0, whole),
+        (|own| (own.disk_recovery_offset, own.failed_devices[0]) = (0, 1), by_bitmap),
+    ];
+    for (change, how) in changes {
+        let [mut own, mut truth] = [0, 1].map(|leg| superblock(leg, 2, Level::Raid1));
+        change(&mut own);
+        truth.events = 12;
+        truth.fail(0);
+        let (states, said) = states_of(&own, &truth);
+        assert_eq!(states, [MemberState::Recovering(Sector(0)), MemberState::InSync]);
+        assert!(said.ends_with(&format!("{back}{how}")), "{said}, expected {how}");
+    }
+}
+
+#[test]
+fn a_leg_that_was_used_without_the_others_is_left_out_so_that_it_keeps_what_only_it_has() {
+    let [mut own, mut truth] = [0, 1].map(|leg| superblock(leg, 2, Level::Raid1));
+    own.events = 12;
+    own.fail(1);
+    truth.events = 14;
+    truth.fail(0);
+    let (states, said) = states_of(&own, &truth);
+    assert_eq!(states, [MemberState::Missing, MemberState::InSync]);
+    assert!(
+        said.contains("was used without the others since; it is left out, and what was written"),
+        "{said}"
+    );
+}
+
+#[test]
+fn a_stale_leg_is_not_read_also_where_another_one_is_missing() {
+    let lab = Lab::new();
+    let disks = (0..3).map(|leg| (leg, superblock(leg, 3, Level::Raid5)));
+    let raids = "device_count = 3 stripe_size = 8 region_size = 8 \
+                 raids = [\"lv_rmeta_0\", \"lv_rimage_0\", \"lv_rmeta_1\", \"lv_rimage_1\", \"lv_rmeta_2\", \"lv_rimage_2\"]";
+    let made = legs(&lab, 3, "raid5_ls", 2 * LEG, raids);
+    for (leg, found) in disks {
+        let mut found = Superblock { layout: 2, stripe_sectors: 8, array_sectors: 2 * LEG * EXTENT, ..found };
+        if leg > 0 {
+            found.events = 12;
+            found.fail(0);
+        }
+        put(&made[leg as usize], &found);
+    }
+    let said = refused(&mut lab.open_for_writing(&[&made[0], &made[1]]), "vg0/lv");
+    assert!(said.contains("legs 0 (out of date), 2 (missing) of 3 are missing or out of date"), "{said}");
+}
+
 #[test]
 fn a_leg_that_is_being_recovered_is_read_only_where_it_is_in_sync() {
     let lab = Lab::new();
@@ -170,7 +250,10 @@ fn a_leg_that_is_being_recovered_is_read_only_where_it_is_in_sync() {
     let mirror = volume(&mut assembly, "vg0/lv");
     assert!(content(&assembly, &mirror)[16 * 512..] == data(1, 16, LEG * EXTENT - 16));
     let said = refused(&mut lab.open(&[&disks[0]]), "vg0/lv");
-    assert!(said.contains("some data has no copy in sync"), "{said}");
+    assert!(
+        said.contains("some data has no copy in sync without legs 0 (not filled to its end), 1 (missing)"),
+        "{said}"
+    );
 }
 
 #[test]

@@ -266,6 +266,14 @@ impl Superblock {
         }
     }
 
+    /// Takes back that the leg at `position` has failed.
+    pub fn unfail(&mut self, position: u16) {
+        let (word, mask) = place(position);
+        if let Some(word) = self.failed_devices.get_mut(word) {
+            *word &= !mask;
+        }
+    }
+
     /// Whether what is behind byte 60 counts.
     pub fn is_extended(&self) -> bool {
         self.compat_features & Self::EXTENDED != 0

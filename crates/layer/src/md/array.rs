@@ -249,7 +249,15 @@ impl Array {
         };
         let discard_granule = AtomicU64::new(discard_granule(&limits));
         let shape = Shape { node, sectors: geometry.sectors(), limits };
-        let form = Form { shape, geometry, intent: intent.map(|intent| Intent::new(intent, events)) };
+        let intent = intent.map(|intent| Intent::new(intent, events));
+        let is_filled_whole = |(at, site): (usize, &Site)| {
+            !site.by_bitmap && record.as_ref().is_some_and(|record| record.comes_back(at))
+        };
+        let sites = record.as_ref().map_or(&[][..], |record| record.sites());
+        if let Some(intent) = intent.as_ref().filter(|_| sites.iter().enumerate().any(is_filled_whole)) {
+            intent.set_all();
+        }
+        let form = Form { shape, geometry, intent };
         Ok(Arc::new_cyclic(|me| {
             let array = Array {
                 me: me.clone(),

@@ -4,9 +4,23 @@
 //! Linux does not set it, and so does not resync after a crash of its own, whatever the bitmap has: the kernel takes bits for
 //! differences only at and beyond that offset. With it, legs agree again when Linux activates what we were killed on.
 //!
-//! A leg that has failed, or is missing, has its bit in `failed_devices` of all others from the next change on. Bits are
-//! never taken back here: that is for whoever repairs the volume. Which legs there are is for LVM to say: none is added or
-//! removed here.
+//! A leg that has failed, or is missing, has its bit in `failed_devices` of all others from the next change on. Which legs there are
+//! is for LVM to say: none is added or removed here.
+//!
+//! A leg that was away, and is there again when the array is opened, *comes back*: it takes part at once, and is filled. Before
+//! anything is written to its data, its own superblock says that nothing of it is in sync (`disk_recovery_offset` 0): half filled, it
+//! must never be taken for what it was, also where it is all that somebody has. What the others say tells how it is to be filled, to
+//! Linux as to us:
+//!
+//! | | its bit in `failed_devices` | its `disk_recovery_offset` | who finds it so fills it |
+//! | --- | --- | --- | --- |
+//! | [`ComesBack::ByBitmap`] | set in all superblocks, its own as well, until it is whole | 0 until it is whole | by the bitmap, from the start |
+//! | [`ComesBack::Whole`] | cleared | how far it is | whole, from there on |
+//! | away again | set in those of the others | as it was then | by the bitmap, if its own superblock has the bit; whole, if not |
+//!
+//! Linux fills a leg by the bitmap wherever the bit is set. So of one that is to be filled whole the bitmap has all bits set before that
+//! begins, and keeps them until it is done, as an array without all of its legs clears none: should it be away again in the midst of that,
+//! Linux fills all of it, too. Its own superblock is written first each time: as soon as no other calls it failed, it tells how far it is.
 //!
 //! How large the array is, LVM says as well. Where that is more than superblocks tell, they get the new size with the first change
 //! that is written: after the bitmap, which has the new part set, and with a resync that is due. A power cut before leaves
@@ -18,7 +32,7 @@ use blockwork_engine::{Layer, Sector, Sectors};
 use blockwork_format::SECTOR_BYTES;
 use blockwork_format::dm_raid::{BITMAP_OFFSET, IN_SYNC, Superblock};
 
-use super::record::{ArrayState, Record, Site, Standing};
+use super::record::{ArrayState, Record, Site, SiteState, Standing};
 
 /// A leg with its superblock as it was found.
 #[derive(Debug)]
@@ -31,6 +45,17 @@ pub struct DmRaidLeg {
     pub layer: Arc<dyn Layer>,
     /// Its superblock.
     pub superblock: Superblock,
+    /// It was away: how it is filled.
+    pub comes_back: Option<ComesBack>,
+}
+
+/// How a leg that was away is filled. See the module's head.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ComesBack {
+    /// It lacks nothing but what the bitmap has.
+    ByBitmap,
+    /// Nothing is known of what it lacks.
+    Whole,
 }
 
 /// The size of an array that has grown.
@@ -47,6 +72,8 @@ pub struct DmRaidSize {
 pub struct DmRaidRecord {
     sites: Vec<Site>,
     found: Vec<Superblock>,
+    /// By site.
+    comes_back: Vec<Option<ComesBack>>,
     grown: Option<DmRaidSize>,
 }
 
@@ -55,7 +82,8 @@ impl DmRaidRecord {
     /// the superblocks say.
     pub fn new(legs: Vec<DmRaidLeg>, has_bitmap: bool, grown: Option<DmRaidSize>) -> DmRaidRecord {
         let bitmap = has_bitmap.then_some(Sector(BITMAP_OFFSET / SECTOR_BYTES));
-        let split = legs.into_iter().map(|DmRaidLeg { role, name, layer, superblock }| {
+        let comes_back = legs.iter().map(|leg| leg.comes_back).collect();
+        let split = legs.into_iter().map(|DmRaidLeg { role, name, layer, superblock, comes_back }| {
             let site = Site {
                 role: Some(role),
                 replacement: false,
@@ -66,14 +94,14 @@ impl DmRaidRecord {
                 data_start: Sector(0),
                 room: None,
                 recovered: None,
-                by_bitmap: false,
+                by_bitmap: comes_back == Some(ComesBack::ByBitmap),
                 bad_blocks: None,
                 bad: Vec::new(),
             };
             (site, superblock)
         });
         let (sites, found) = split.unzip();
-        DmRaidRecord { sites, found, grown }
+        DmRaidRecord { sites, found, comes_back, grown }
     }
 }
 
@@ -90,13 +118,26 @@ impl Record for DmRaidRecord {
         }
         let from = state.resync_from.map_or(IN_SYNC, |from| from.0);
         superblock.array_resync_offset = if state.clean { from } else { 0 };
-        if let Standing::Active { recovered, .. } = state.sites[site].standing {
-            superblock.disk_recovery_offset = recovered.map_or(IN_SYNC, |end| end.0);
+        if let Standing::Active { recovered, by_bitmap, .. } = state.sites[site].standing {
+            let end = recovered.map(|end| if by_bitmap { 0 } else { end.0 });
+            superblock.disk_recovery_offset = end.unwrap_or(IN_SYNC);
         }
-        for (position, _) in (0..).zip(&state.gone).filter(|(_, gone)| **gone) {
-            superblock.fail(position);
+        let lacks_what_the_bitmap_has = |position: u16| {
+            let is = |site: &SiteState| matches!(site.standing, Standing::Active { role, recovered: Some(_), by_bitmap: true, .. } if role == position);
+            state.sites.iter().any(is)
+        };
+        for (position, gone) in (0..).zip(&state.gone) {
+            if *gone || lacks_what_the_bitmap_has(position) {
+                superblock.fail(position);
+            } else {
+                superblock.unfail(position);
+            }
         }
         superblock.encode().into()
+    }
+
+    fn comes_back(&self, site: usize) -> bool {
+        self.comes_back[site].is_some()
     }
 
     fn events(&self, site: usize) -> u64 {

@@ -266,6 +266,14 @@ impl Intent {
         taken
     }
 
+    /// All bits are set in the bitmap to be written, as a member lacks more than they tell of: whoever goes by them fills all of it. That mirrors
+    /// differ there is not said by that.
+    pub(super) fn set_all(&self) {
+        let mut disk = self.disk();
+        disk.bits = Bits::dirty(disk.bits.chunks());
+        disk.all_changed();
+    }
+
     /// The bitmap is on all members as it is here, also where it was set when it was found: writes may go there. Under the
     /// array's turn.
     pub(super) fn publish_all(&self) {

@@ -58,7 +58,7 @@ mod verbs;
 pub use array::{Array, ArrayConfig, ArrayError};
 pub use bad_blocks::BadBlockLog;
 pub use concatenation::Concatenation;
-pub use dm_raid_record::{DmRaidLeg, DmRaidRecord, DmRaidSize};
+pub use dm_raid_record::{ComesBack, DmRaidLeg, DmRaidRecord, DmRaidSize};
 pub use geometry::{Geometry, GeometryError, Place, Places};
 pub use intent::IntentConfig;
 pub use md_record::{MdRecord, MdRecordError, MdSite};

@@ -127,6 +127,12 @@ pub trait Record: Send + Sync + Debug {
     fn superblock(&self, site: usize, state: &ArrayState) -> Vec<u8>;
     /// The events of the `site`-th of them as they were found.
     fn events(&self, site: usize) -> u64;
+    /// Whether the `site`-th of them, as it was found, calls itself whole or lost, and is to be filled: before anything is copied to it,
+    /// its superblock has to say so.
+    fn comes_back(&self, site: usize) -> bool {
+        let _ = site;
+        false
+    }
     /// A device that comes back: what its superblock says of it, if that is a superblock of this array, of the same shape.
     fn knows(&self, superblock: &Superblock) -> bool {
         let _ = superblock;

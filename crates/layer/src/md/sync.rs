@@ -222,6 +222,9 @@ impl Array {
             if let Some((device, role)) = self.next_to_recover()
                 && !(waits(device) && self.may_differ_anywhere())
             {
+                if !self.says_who_comes_back(device, cx).await {
+                    return None;
+                }
                 let start = self.devices.get(device)?.recovered()?.0;
                 let total = self.geometry().sectors_on_member(role).0;
                 return Some(Pass { kind: Kind::Recover { device, role }, start: start.min(total), total });
@@ -240,6 +243,26 @@ impl Array {
         let (action, start) = requested?;
         let kind = Kind::Check { repair: action == SyncAction::Repair };
         Some(Pass { kind, start, total: self.geometry().sync_sectors().0 })
+    }
+
+    /// Of a device that comes back, its superblock says what it lacks before anything is copied to it. With the turn. Whether that is so.
+    async fn says_who_comes_back(&self, device: DeviceIndex, cx: &TaskContext) -> bool {
+        let comes_back = |member: &Member| {
+            let at = member.site.as_ref().map(|(at, _)| *at);
+            at.zip(self.record.as_ref()).is_some_and(|(at, record)| record.comes_back(at))
+        };
+        let is_on_record = self.books().opened;
+        if is_on_record || !self.devices.get(device).is_some_and(comes_back) {
+            return true;
+        }
+        if let Err(errno) = self.record_change(cx).await {
+            log::error!("{}: who comes back is not on record, and is not filled: {errno}", self.name);
+            self.sync.state().halted = true;
+            return false;
+        }
+        let is_there = !self.devices.get(device).is_some_and(Member::is_faulty);
+        self.sync.due.fetch_or(!is_there, Ordering::AcqRel);
+        is_there
     }
 
     /// A device that lacks data of its role, and is there.

@@ -4,6 +4,7 @@
 mod added;
 mod apart;
 mod bad_blocks;
+mod comes_back;
 mod doubt;
 mod dying;
 mod failures;

@@ -11,10 +11,10 @@ use blockwork_sim::{DeviceModel, Fault, World};
 
 use crate::rig::{Make, Rig, Served};
 
-const LEGS: u16 = 2;
-const SECTORS: u64 = 512;
+pub const LEGS: u16 = 2;
+pub const SECTORS: u64 = 512;
 
-fn superblock(position: u16) -> Superblock {
+pub fn superblock(position: u16) -> Superblock {
     let mut bytes = [0; 512];
     bytes[..4].copy_from_slice(b"DmRd");
     for (at, byte) in [(4, 1), (8, 2), (12, position as u8), (16, 9), (48, 1)] {
@@ -24,7 +24,7 @@ fn superblock(position: u16) -> Superblock {
     Superblock::decode(&bytes).unwrap()
 }
 
-fn bitmap() -> BitmapSuperblock {
+pub fn bitmap() -> BitmapSuperblock {
     BitmapSuperblock { events: 9, events_cleared: 9, ..BitmapSuperblock::new(Uuid([0; 16]), SECTORS, 4096) }
 }
 
@@ -35,7 +35,7 @@ fn volume() -> Rig {
     serve(world, bits, None, None)
 }
 
-fn devices() -> World {
+pub fn devices() -> World {
     let world = World::new(2);
     for sectors in [SECTORS, SECTORS, 64, 64] {
         let mut model = DeviceModel::null(Sectors(sectors));
@@ -63,6 +63,7 @@ fn serve(world: World, bits: Bits, resync_from: Option<Sector>, grown: Option<Dm
             name: format!("lv_rmeta_{leg}"),
             layer: layers[usize::from(LEGS + leg)].clone(),
             superblock: superblock(leg),
+            comes_back: None,
         };
         let config = ArrayConfig {
             name: "vg/lv".into(),
@@ -162,7 +163,7 @@ fn a_power_cut_leaves_what_has_grown_small_or_with_every_difference_on_record() 
     assert!(small > 0 && large > 10, "{small} before the new size was on record, {large} after it");
 }
 
-fn found(world: &World, leg: u32) -> (Superblock, BitmapSuperblock, Bits) {
+pub fn found(world: &World, leg: u32) -> (Superblock, BitmapSuperblock, Bits) {
     let sector = |sector| world.peek(FileId(2 + leg), sector);
     let bytes = sector(8);
     let bitmap = BitmapSuperblock::decode(&bytes, 4096).unwrap();

@@ -1,8 +1,14 @@
 //! A RAID volume of LVM: an md array over legs, each a data volume with a metadata volume beside it.
 //!
 //! The group's metadata says which legs there are; the superblocks in the metadata volumes say which of them can be believed,
-//! as in `crate::md`: the most events win, who is more than one behind or has failed is out. Linux keeps no note
+//! as in `crate::md`: the most events win, who is more than one behind or has failed is stale. Linux keeps no note
 //! here that an array was stopped: what the bitmap has is what may differ, whatever the superblocks say.
+//!
+//! A stale leg was away, or has failed, while others were written to; now it is there. As in Linux, it comes back by itself, where the volume may
+//! be written: it takes part from then on, and is filled (`blockwork_layer::md::DmRaidRecord`). It is never read for what it was, also where
+//! another leg is missing that it could make up for. By the bitmap it is filled only if nothing but that tells what it lacks: it was whole when it
+//! went, and no bit was cleared since. A leg that was used without the others has what they do not: it stays out, as filling it would
+//! end that.
 //!
 //! A volume that was made larger (`lvextend` of one that is not in use) is so in the group's metadata first. Until an array was made
 //! of it, superblocks and bitmaps tell of the old size: mirrors may differ in all that is new. Linux itself leaves a raid10 that it
@@ -19,7 +25,8 @@ use blockwork_format::md::{FarSets, Level, ParityLayout, Raid10Layout, Uuid};
 use blockwork_format::{FormatError, SECTOR_BYTES, Source, escape};
 use blockwork_layer::Linear;
 use blockwork_layer::md::{
-    Array, ArrayConfig, DmRaidLeg, DmRaidRecord, DmRaidSize, Geometry, IntentConfig, MemberConfig, Record,
+    Array, ArrayConfig, ComesBack, DmRaidLeg, DmRaidRecord, DmRaidSize, Geometry, IntentConfig, MemberConfig,
+    Record,
 };
 
 use super::stack::{Built, Volume};
@@ -32,6 +39,8 @@ use crate::md::intent::{self, Copy};
 struct Leg {
     config: MemberConfig,
     meta: Option<Meta>,
+    /// It was away, and is to be filled.
+    comes_back: Option<ComesBack>,
 }
 
 /// The metadata volume of a leg.
@@ -94,14 +103,32 @@ impl Volume {
             }
             legs.push(leg.ok());
         }
-        let state = State::of(&raid, &mut legs, sectors, is_told)?;
+        let mut state = State::of(&raid, &mut legs, sectors, is_told)?;
         state.warnings.iter().for_each(|warning| self.warn(assembly, warning.clone()));
         let in_place =
             |place: u16| legs[usize::from(place)].as_ref().is_some_and(|leg| leg.config.recovered.is_none());
         if !raid.geometry.has_all_data(&in_place) {
-            return Err(raid.too_few(&in_place));
+            let stale = state.stale.iter().map(|stale| stale.position).collect::<Vec<_>>();
+            let how = |place: u16| match &legs[usize::from(place)] {
+                Some(_) => "not filled to its end",
+                None if stale.contains(&place) => "out of date",
+                None => "missing",
+            };
+            return Err(raid.too_few(&in_place, &how));
         }
-        self.assemble(assembly, raid, legs, state, sectors)
+        if let Some(why) = &state.refused {
+            self.make_read_only(assembly, why.clone());
+        }
+        let writes = raid.geometry.is_redundant() && !assembly.plan.read_only && self.is_writable(assembly);
+        for Stale { position, leg, why, how } in std::mem::take(&mut state.stale) {
+            let (name, is_filled) = (leg.config.name.clone(), how.filter(|_| writes));
+            self.warn(assembly, format!("{name}: {why}; {}", what_becomes(how, is_filled.is_some())));
+            if is_filled.is_some() {
+                let config = MemberConfig { recovered: Some(Sector(0)), ..leg.config };
+                legs[usize::from(position)] = Some(Leg { config, comes_back: is_filled, ..leg });
+            }
+        }
+        self.assemble(assembly, raid, legs, state, sectors, writes)
     }
 
     /// The array over what is there.
@@ -112,20 +139,20 @@ impl Volume {
         legs: Vec<Option<Leg>>,
         state: State,
         sectors: Sectors,
+        writes: bool,
     ) -> Built {
-        if let Some(why) = &state.refused {
-            self.make_read_only(assembly, why.clone());
-        }
         let intent = state.intent;
         let is_redundant = raid.geometry.is_redundant();
-        let writes = is_redundant && !assembly.plan.read_only && self.is_writable(assembly);
         let mut members = Vec::with_capacity(legs.len());
         let mut sites = Vec::new();
         for (role, leg) in (0..).zip(legs) {
-            let (config, meta) = leg.map_or((None, None), |leg| (Some(leg.config), leg.meta));
-            members.push(config);
+            let Some(Leg { config, meta, comes_back }) = leg else {
+                members.push(None);
+                continue;
+            };
+            members.push(Some(config));
             if let Some(Meta { name, layer, superblock: Some(superblock), .. }) = meta {
-                sites.push(DmRaidLeg { role, name, layer, superblock });
+                sites.push(DmRaidLeg { role, name, layer, superblock, comes_back });
             }
         }
         let leg = raid.geometry.sectors_on_member(0);
@@ -178,7 +205,7 @@ impl Volume {
             write_mostly: flags.has("WRITEMOSTLY"),
             bad: Vec::new(),
         };
-        Ok(Leg { config, meta })
+        Ok(Leg { config, meta, comes_back: None })
     }
 
     fn meta(
@@ -246,6 +273,30 @@ struct State {
     /// Why it must not be written.
     refused: Option<String>,
     warnings: Vec<String>,
+    /// Legs that are there, and are not to be read.
+    stale: Vec<Stale>,
+}
+
+/// A leg that was away, or had failed, while others were written to.
+struct Stale {
+    position: u16,
+    leg: Leg,
+    why: String,
+    /// How it can be filled; none: it has what the others have not.
+    how: Option<ComesBack>,
+}
+
+/// What becomes of a stale leg that can be filled so.
+fn what_becomes(how: Option<ComesBack>, is_filled: bool) -> &'static str {
+    match how {
+        None => {
+            "it is left out, and what was written to it then is only there; to have it filled as the others are, and that be lost, activate \
+             the volume on Linux, which does so by itself"
+        }
+        Some(_) if !is_filled => "it is left out; whoever serves the volume to be written fills it",
+        Some(ComesBack::ByBitmap) => "it comes back, and is filled where it was written to meanwhile",
+        Some(ComesBack::Whole) => "it comes back, and is filled from its start to its end",
+    }
 }
 
 impl State {
@@ -269,7 +320,7 @@ impl State {
             return Ok(state);
         };
         raid.check(&truth)?;
-        state.warnings = leave_out(&truth, legs);
+        state.leave_out(&truth, legs);
         if truth.array_resync_offset != dm_raid::IN_SYNC {
             state.resync_from = Some(Sector(truth.array_resync_offset));
             let is_new = truth.events == dm_raid::EVENTS_OF_NEW && truth.array_resync_offset == 0;
@@ -290,11 +341,51 @@ impl State {
             Ok(intent) => state.intent = intent,
             Err(error) => state.refused = Some(format!("its write-intent bitmap cannot be kept: {error}")),
         }
-        let is_whole = |leg: &Option<Leg>| leg.as_ref().is_some_and(|leg| leg.config.recovered.is_none());
         if raid.level == RaidLevel::Parity && !legs.iter().all(is_whole) {
             state.without_a_leg(is_told);
         }
+        state.settle_how(&truth, legs);
         Ok(state)
+    }
+
+    /// Takes out legs that cannot be believed, and notes how far others are in sync.
+    fn leave_out(&mut self, truth: &Superblock, legs: &mut [Option<Leg>]) {
+        for (position, place) in (0..).zip(legs) {
+            let Some(Leg { config, meta: Some(meta), .. }) = place else { continue };
+            match judge(truth, meta.superblock.as_ref(), position) {
+                Judgement::Stays(recovered) => config.recovered = config.recovered.or(recovered),
+                Judgement::Out(why) => {
+                    self.warnings.push(format!("{}: {why}; it is left out", config.name));
+                    *place = None;
+                }
+                Judgement::Stale(why) => {
+                    let leg = place.take().expect("it is there");
+                    self.stale.push(Stale { position, leg, why, how: None });
+                }
+            }
+        }
+    }
+
+    /// Settles how each stale leg can be filled from those that are believed.
+    fn settle_how(&mut self, truth: &Superblock, legs: &[Option<Leg>]) {
+        let holders =
+            || (0..).zip(legs).filter(|(_, leg)| is_whole(leg)).map(|(position, _): (u16, _)| position);
+        for Stale { position, leg, why, how } in &mut self.stale {
+            let Some(own) = leg.meta.as_mut().and_then(|meta| meta.superblock.as_mut()) else { continue };
+            if holders().all(|holder| own.has_failed(holder)) {
+                why.push_str(", and was used without the others since");
+                continue;
+            }
+            // It went while it was filled, if it is not by the bitmap that it was.
+            let was_whole = own.disk_recovery_offset == dm_raid::IN_SYNC || own.has_failed(*position);
+            let is_known = was_whole
+                && leg.config.recovered.is_none()
+                && !self.has_grown
+                && self.intent.as_ref().is_some_and(|it| own.events >= it.superblock.events_cleared);
+            *how = Some(if is_known { ComesBack::ByBitmap } else { ComesBack::Whole });
+            // It may tell of an array that was smaller.
+            *own = Superblock { array_position: (*position).into(), ..truth.clone() };
+        }
     }
 
     /// It has a parity, and not all legs. Where the parity may not fit, what a leg had is lost; then it is only read, as Linux does not
@@ -317,9 +408,13 @@ impl State {
         self.warnings
             .push(format!("what a missing leg had where its parity may not fit is not read; {remedy}"));
         self.refused.get_or_insert_with(|| {
-            format!("it was not stopped properly and a leg is missing, so that nobody knows all of its data; {remedy}")
+            format!("it was not stopped properly and a leg is missing or out of date, so that nobody knows all of its data; {remedy}")
         });
     }
+}
+
+fn is_whole(leg: &Option<Leg>) -> bool {
+    leg.as_ref().is_some_and(|leg| leg.config.recovered.is_none())
 }
 
 /// The superblock that is believed, if there is any.
@@ -328,38 +423,33 @@ fn newest(legs: &[Option<Leg>]) -> Option<Superblock> {
     superblocks.max_by_key(|superblock| superblock.events).cloned()
 }
 
-/// Takes out legs that cannot be believed, and notes how far others are in sync. What people should know of that.
-fn leave_out(truth: &Superblock, legs: &mut [Option<Leg>]) -> Vec<String> {
-    let mut warnings = Vec::new();
-    for (position, leg) in (0..).zip(legs) {
-        let Some(Leg { config, meta: Some(meta) }) = leg else { continue };
-        match judge(truth, meta.superblock.as_ref(), position) {
-            Ok(recovered) => config.recovered = config.recovered.or(recovered),
-            Err(why) => {
-                warnings.push(format!("{}: {why}; it is left out", config.name));
-                *leg = None;
-            }
-        }
-    }
-    warnings
+/// What is to be thought of a leg.
+enum Judgement {
+    /// It is in sync up to there (none: all of it).
+    Stays(Option<Sector>),
+    /// It lacks what others have.
+    Stale(String),
+    /// It is none of this array, as it is.
+    Out(String),
 }
 
-/// Up to where a leg is in sync (none: all of it); or why it is out.
-fn judge(truth: &Superblock, own: Option<&Superblock>, position: u16) -> Result<Option<Sector>, String> {
-    let Some(own) = own else { return Err("it has no superblock: it is new, and empty".into()) };
+fn judge(truth: &Superblock, own: Option<&Superblock>, position: u16) -> Judgement {
+    let Some(own) = own else {
+        return Judgement::Out("it has no superblock: it is new, and empty".into());
+    };
     if own.array_position != u32::from(position) {
-        return Err(format!("its superblock is that of leg {}, expected {position}", own.array_position));
+        let found = own.array_position;
+        return Judgement::Out(format!("its superblock is that of leg {found}, expected {position}"));
     }
     if own.events.saturating_add(1) < truth.events {
-        return Err(format!(
-            "it is out of date (events {}, and the array is at {})",
-            own.events, truth.events
-        ));
+        let (own, truth) = (own.events, truth.events);
+        return Judgement::Stale(format!("it is out of date (events {own}, and the array is at {truth})"));
     }
     if truth.has_failed(position) {
-        return Err("it has failed, as the others say".into());
+        return Judgement::Stale("it has failed, or was away, as the others say".into());
     }
-    Ok(Some(own.disk_recovery_offset).filter(|offset| *offset != dm_raid::IN_SYNC).map(Sector))
+    let end = Some(own.disk_recovery_offset).filter(|offset| *offset != dm_raid::IN_SYNC);
+    Judgement::Stays(end.map(Sector))
 }
 
 impl Raid<'_> {
@@ -400,16 +490,19 @@ impl Raid<'_> {
         }
     }
 
-    /// Says who is missing of one that is not whole.
-    fn too_few(&self, in_place: &dyn Fn(u16) -> bool) -> String {
+    /// Says who is missing of one that is not whole, and how.
+    fn too_few(&self, in_place: &dyn Fn(u16) -> bool, how: &dyn Fn(u16) -> &'static str) -> String {
+        let lacking = (0..self.geometry.members()).filter(|role| !in_place(*role));
+        let lacking: Vec<_> = lacking.map(|role| format!("{role} ({})", how(role))).collect();
+        let lacking = lacking.join(", ");
         let Geometry::Parity(parity) = &self.geometry else {
-            return "too many of its legs are missing or out of date: some data has no copy in sync".into();
+            return format!(
+                "too many of its legs are missing or out of date: some data has no copy in sync without legs {lacking}; give the disks that are \
+                 missing as well"
+            );
         };
-        let missing = (0..self.geometry.members()).filter(|role| !in_place(*role));
-        let missing: Vec<_> = missing.map(|role| role.to_string()).collect();
         format!(
-            "legs {} of {} are missing or out of date, and its parity makes up for {}; give those disks as well",
-            missing.join(", "),
+            "legs {lacking} of {} are missing or out of date, and its parity makes up for {}; give those disks as well",
             self.geometry.members(),
             parity.layout().parities()
         )
