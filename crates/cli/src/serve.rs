@@ -49,7 +49,7 @@ use signal_hook::iterator::Signals;
 
 use crate::args::{ServeArgs, Switch};
 use crate::usage::bail_usage;
-pub(crate) use arrays::{ServedArrays, arrays_of, sync_status};
+pub(crate) use arrays::{ServedArrays, arrays_of, device_status, sync_status};
 use autoextend::Autoextender;
 use background::Launch;
 use exports::{ServedExports, ledgers};

@@ -6,7 +6,7 @@
 use blockwork_volume::lvm::edit::Change;
 use serde::{Deserialize, Serialize};
 
-use crate::arrays::{Refusal, RefusalKind, SyncStatus};
+use crate::arrays::{DeviceStatus, Refusal, RefusalKind, SyncStatus};
 
 /// How a group is. Field names are kept stable; sizes are in bytes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -88,6 +88,12 @@ pub struct LvStatus {
     /// What is being synced of one that is open, or was.
     #[serde(default)]
     pub sync: Option<SyncStatus>,
+    /// How the legs are of a RAID volume that is open, or was looked at.
+    #[serde(default)]
+    pub legs: Vec<DeviceStatus>,
+    /// As `lvs -o lv_health_status` has it: `partial`, `refresh needed`, `mismatches exist`; none: nothing is wrong.
+    #[serde(default)]
+    pub health: Option<String>,
     /// Whether a snapshot is being merged, out of it or into it.
     pub merging: bool,
     /// How far that is: `planned` (by the text; nobody does it), `waiting` (until no client has either of the two open), `running`, or

@@ -31,7 +31,7 @@ pub(super) fn run(args: &ShowArgs) -> Result<()> {
         return out::print_json(&volumes);
     }
     let mut rows = vec![
-        ["LV", "VG", "LSize", "Type", "Origin", "Pool", "Data%", "Meta%", "Cpy%Sync", "On", "Tags"]
+        ["LV", "VG", "LSize", "Type", "Origin", "Pool", "Data%", "Meta%", "Cpy%Sync", "Health", "On", "Tags"]
             .map(str::to_owned)
             .to_vec(),
     ];
@@ -115,6 +115,7 @@ fn row(lv: &LvStatus) -> Vec<String> {
         data.unwrap_or_default(),
         lv.metadata_percent.map(percent).unwrap_or_default(),
         lv.sync_percent.map(percent).unwrap_or_default(),
+        lv.health.clone().unwrap_or_default(),
         lv.areas.join(","),
         lv.tags.iter().map(|tag| escape(tag)).collect::<Vec<_>>().join(","),
     ]

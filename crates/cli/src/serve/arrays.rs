@@ -422,10 +422,12 @@ impl Known {
     fn status(&self) -> ArrayStatus {
         let now = self.array.status();
         let sync = &now.sync;
-        let members = (0..).zip(&now.members).map(|(role, member)| device(Some(role), member, None));
-        let replacements =
-            now.replacements.iter().map(|(role, member)| device(Some(*role), member, Some("replacement")));
-        let others = now.spares.iter().chain(&now.faulty).map(|member| device(None, member, None));
+        let members = (0..).zip(&now.members).map(|(role, member)| device_status(Some(role), member, None));
+        let replacements = now
+            .replacements
+            .iter()
+            .map(|(role, member)| device_status(Some(*role), member, Some("replacement")));
+        let others = now.spares.iter().chain(&now.faulty).map(|member| device_status(None, member, None));
         ArrayStatus {
             name: self.name.clone(),
             uuid: self.uuid.to_string(),
@@ -471,7 +473,7 @@ fn raid_volumes(assembly: &Assembly) -> Vec<(String, Weak<md::Array>)> {
 }
 
 /// A device as the control API has it; `kind` tells of it where it is more than its state.
-fn device(role: Option<u16>, member: &MemberStatus, kind: Option<&str>) -> DeviceStatus {
+pub(crate) fn device_status(role: Option<u16>, member: &MemberStatus, kind: Option<&str>) -> DeviceStatus {
     let (state, recovered) = match member.state {
         MemberState::InSync => ("in_sync", None),
         MemberState::Recovering(end) => ("recovering", Some(end.bytes())),

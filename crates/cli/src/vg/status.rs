@@ -1,8 +1,10 @@
 //! Groups and their volumes as `vg show`, `lv show` and the control API tell of them.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use blockwork_daemon::{GroupStatus, LvStatus, PvStatus, SyncStatus};
+use blockwork_daemon::{DeviceStatus, GroupStatus, LvStatus, PvStatus, SyncStatus};
+use blockwork_engine::Sectors;
 use blockwork_format::lvm2::VolumeGroup;
 use blockwork_format::lvm2::vg::{Area, LvIndex, PvIndex, SegmentType, Snapshot};
 use blockwork_format::{SECTOR_BYTES, escape};
@@ -14,7 +16,7 @@ use blockwork_volume::lvm::edit::FreeExtents;
 use blockwork_volume::lvm::served::{MergeState, TextMerge};
 use blockwork_volume::lvm::{Group, PoolUsage};
 
-use crate::serve::sync_status;
+use crate::serve::{device_status, sync_status};
 
 /// Of a merge that nobody does now.
 const PLANNED: &str = "planned";
@@ -29,6 +31,10 @@ pub(crate) struct Fullness {
     sync_percent: Option<f64>,
     /// Of an array that is at work.
     sync: Option<SyncStatus>,
+    /// By role.
+    legs: Vec<DeviceStatus>,
+    /// A check, or a repair, has found copies that differ, or a parity that does not fit.
+    has_mismatches: bool,
 }
 
 impl From<SnapshotStatus> for Fullness {
@@ -64,7 +70,15 @@ impl Fullness {
     pub(crate) fn with_sync(self, array: &md::ArrayStatus, is_at_work: bool) -> Fullness {
         let (done, total) = array.in_sync;
         let sync = is_at_work.then(|| sync_status(&array.sync));
-        Fullness { sync_percent: percent(done.0, total.0), sync, ..self }
+        let leg = |(role, member): (u16, &md::MemberStatus)| device_status(Some(role), member, None);
+        let legs = (0..).zip(&array.members).map(leg).collect();
+        let has_mismatches = array.sync.mismatches > Sectors::ZERO;
+        Fullness { sync_percent: percent(done.0, total.0), sync, legs, has_mismatches, ..self }
+    }
+
+    /// Whether a leg that is not missing is not used: as `lvs` has it, a refresh brings it back.
+    fn needs_refresh(&self, nth: usize) -> bool {
+        self.legs.get(nth).is_some_and(|leg| matches!(leg.state.as_str(), "missing" | "faulty"))
     }
 
     /// Of a thin volume of so many sectors, of which so many blocks are mapped.
@@ -88,6 +102,8 @@ pub(crate) struct Shown {
     pvs: Vec<String>,
     /// Disks that are missing, or cannot be used.
     missing: Vec<String>,
+    /// Of each volume, whether it needs one of those.
+    partial: Vec<bool>,
 }
 
 impl Shown {
@@ -97,6 +113,7 @@ impl Shown {
             text: group.text.clone(),
             pvs: graph.pv_names(group),
             missing: group.pvs.iter().filter_map(|pv| pv.as_ref().err().cloned()).collect(),
+            partial: group.partial(graph),
         }
     }
 
@@ -120,7 +137,7 @@ impl Shown {
 
 /// A group, of whose volumes this tells how full they are.
 pub(crate) fn of_group(shown: &Shown, mut fullness: impl FnMut(LvIndex) -> Fullness) -> GroupStatus {
-    let Shown { name, text: vg, pvs, missing } = shown;
+    let Shown { name, text: vg, pvs, missing, partial } = shown;
     let bytes = |extents: u64| extents * vg.extent_sectors * SECTOR_BYTES;
     let free = FreeExtents::of(vg);
     let physical_volumes = (0..).map(PvIndex).zip(&vg.pvs).map(|(nth, pv)| PvStatus {
@@ -134,6 +151,9 @@ pub(crate) fn of_group(shown: &Shown, mut fullness: impl FnMut(LvIndex) -> Fulln
     // That a volume is a snapshot of another one is a volume of its own in the text, and none for LVM's tools either.
     let is_tie = |lv: &LvIndex| matches!(vg.lvs[lv.0].segments[0].kind, SegmentType::Snapshot { .. });
     let volumes = (0..vg.lvs.len()).map(LvIndex).filter(|lv| !is_tie(lv));
+    let full: Vec<(LvIndex, Fullness)> = volumes.map(|lv| (lv, fullness(lv))).collect();
+    let health = health(vg, partial, &full);
+    let health = |lv: LvIndex| health.get(&lv).map(|health| (*health).to_owned());
     GroupStatus {
         name: name.clone(),
         uuid: vg.id.to_string(),
@@ -147,8 +167,43 @@ pub(crate) fn of_group(shown: &Shown, mut fullness: impl FnMut(LvIndex) -> Fulln
         missing: missing.clone(),
         physical_volumes: physical_volumes.collect(),
         tags: vg.tags.clone(),
-        volumes: volumes.map(|lv| of_volume(name, vg, pvs, (lv, visible[lv.0]), fullness(lv))).collect(),
+        volumes: full
+            .into_iter()
+            .map(|(lv, full)| LvStatus {
+                health: health(lv),
+                ..of_volume(name, vg, pvs, (lv, visible[lv.0]), full)
+            })
+            .collect(),
     }
+}
+
+/// What is wrong with volumes, as `lvs -o lv_health_status` has it, of legs too.
+fn health(
+    vg: &VolumeGroup,
+    partial: &[bool],
+    full: &[(LvIndex, Fullness)],
+) -> BTreeMap<LvIndex, &'static str> {
+    let mut found = BTreeMap::new();
+    for (lv, full) in full {
+        if full.has_mismatches {
+            found.insert(*lv, "mismatches exist");
+        }
+        for segment in &vg.lvs[lv.0].segments {
+            let SegmentType::Raid { images, metas, .. } = &segment.kind else { continue };
+            for nth in (0..images.len()).filter(|nth| full.needs_refresh(*nth)) {
+                let parts = [images.get(nth), metas.get(nth)];
+                // One that is missing needs more than a refresh, and one that was split off is away on purpose.
+                let is_there = |part: &LvIndex| !partial[part.0] && vg.split_off(*part).is_none();
+                if parts.into_iter().flatten().all(is_there) {
+                    found.extend(parts.into_iter().flatten().map(|part| (*part, "refresh needed")));
+                    found.insert(*lv, "refresh needed");
+                }
+            }
+        }
+    }
+    let is_partial = |lv: &LvIndex| partial[lv.0];
+    found.extend((0..partial.len()).map(LvIndex).filter(is_partial).map(|lv| (lv, "partial")));
+    found
 }
 
 fn of_volume(
@@ -159,7 +214,7 @@ fn of_volume(
     fullness: Fullness,
 ) -> LvStatus {
     let volume = &vg.lvs[lv.0];
-    let Fullness { data_percent, metadata_percent, status, sync_percent, sync } = fullness;
+    let Fullness { data_percent, metadata_percent, status, sync_percent, sync, legs, .. } = fullness;
     // Nothing is copied for that: Linux ends it when it finds nobody who has the origin open, and until then the origin is served as what it will be.
     let is_thin_merge = has_thin_merge(vg, lv);
     LvStatus {
@@ -175,6 +230,8 @@ fn of_volume(
         status,
         sync_percent,
         sync,
+        legs,
+        health: None,
         merging: is_thin_merge || snapshot_of(vg, lv).is_some_and(|snapshot| snapshot.merging),
         merge: is_thin_merge.then(|| PLANNED.to_owned()),
         merge_failure: None,

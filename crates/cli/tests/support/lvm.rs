@@ -3,7 +3,7 @@
 //! LVM runs on loop devices, without the kernel's device mapper (`--driverloaded n`): it reads and writes metadata, and
 //! activates nothing.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::os::unix::fs::FileExt;
 
@@ -85,6 +85,17 @@ impl Lab {
             areas.entry(name.trim_matches(['[', ']']).to_owned()).or_default().push(lies_on);
         }
         areas.into_iter().map(|(name, segments)| (name, segments.join(","))).collect()
+    }
+
+    /// The volumes, and parts of such, that LVM calls partial where it lacks a disk.
+    pub fn partial_by_lvm(&self, without: &str) -> BTreeSet<String> {
+        let here = self.disks.iter().filter(|disk| *disk != without);
+        let loops: Vec<Loop> = here.map(|disk| Loop::with(&[], &self.scratch.at(disk))).collect();
+        let command = "lvs -a --noheadings --separator = -o lv_name,lv_health_status vg";
+        let said = self.lvm_on(&loops, &[command]).remove(0);
+        let partial =
+            said.lines().filter_map(|line| line.trim().split_once('=')).filter(|(_, it)| *it == "partial");
+        partial.map(|(name, _)| name.trim_matches(['[', ']']).to_owned()).collect()
     }
 
     fn loops(&self) -> Vec<Loop> {

@@ -31,7 +31,7 @@ use blockwork_format::lvm2::vg::{Area as AreaOf, LvIndex};
 use blockwork_layer::md::Array;
 use blockwork_layer::snapshot::{Family, Merge};
 
-use crate::graph::DeviceId;
+use crate::graph::{DeviceId, Graph};
 
 pub(crate) use snapshot::Families;
 
@@ -124,6 +124,28 @@ impl Group {
             lvs_below(&self.text, lv).into_iter().filter(|below| self.text.split_off(*below) != Some(lv));
         let lvs = own.filter_map(|below| self.lv(below));
         pvs.chain(lvs).collect()
+    }
+
+    /// Of each of its logical volumes: whether it needs a physical volume that is missing, itself or by what it is made of.
+    pub fn partial(&self, graph: &Graph) -> Vec<bool> {
+        let mut lvs: Vec<(DeviceId, usize)> =
+            (0..self.lvs.len()).filter_map(|lv| self.lv(LvIndex(lv)).map(|device| (device, lv))).collect();
+        // Devices stand upon devices with lower numbers.
+        lvs.sort_unstable();
+        let by_device: BTreeMap<DeviceId, usize> = lvs.iter().copied().collect();
+        // Of each list of devices, whether one of them is: thousands of snapshots share theirs.
+        let mut lists = BTreeMap::new();
+        let mut partial = vec![false; self.lvs.len()];
+        for (device, lv) in lvs {
+            let areas = self.text.lvs[lv].segments.iter().flat_map(|segment| segment.areas().0);
+            let is_missing = |area: &AreaOf| matches!(area, AreaOf::Pv { pv, .. } if self.pvs[pv.0].is_err());
+            let own = areas.into_iter().any(is_missing);
+            let below = &graph.device(device).below;
+            let is_partial = |below: &DeviceId| by_device.get(below).is_some_and(|lv| partial[*lv]);
+            let is_below = *lists.entry(below.as_ptr()).or_insert_with(|| below.iter().any(is_partial));
+            partial[lv] = own || is_below;
+        }
+        partial
     }
 
     /// Whether a physical volume is missing.

@@ -1,7 +1,5 @@
 //! What is told of a logical volume: what `lvs --all --segments` shows, as far as the metadata has it.
 
-use std::collections::HashMap;
-
 use blockwork_format::lvm2::vg::{Area, LvIndex, RaidLevel, Segment, SegmentType};
 use blockwork_layer::snapshot::SnapshotStatus;
 use serde::Serialize;
@@ -132,12 +130,11 @@ impl<'a> Relations<'a> {
             has_thick: vec![false; count],
             has_thin: vec![false; count],
             has_external: vec![false; count],
-            partial: vec![false; count],
+            partial: group.partial(graph),
         };
         for (lv, text) in group.text.lvs.iter().enumerate() {
             text.segments.iter().for_each(|segment| relations.take(LvIndex(lv), segment));
         }
-        relations.find_partial(graph);
         relations
     }
 
@@ -182,28 +179,6 @@ impl<'a> Relations<'a> {
                 external_origin.iter().for_each(|origin| self.has_external[origin.0] = true);
             }
             _ => {}
-        }
-    }
-
-    /// What needs a physical volume that is missing, itself or by what it is made of.
-    fn find_partial(&mut self, graph: &Graph) {
-        let mut lvs: Vec<(DeviceId, usize)> = (0..self.group.lvs.len())
-            .filter_map(|lv| self.group.lv(LvIndex(lv)).map(|device| (device, lv)))
-            .collect();
-        // Devices stand upon devices with lower numbers.
-        lvs.sort_unstable();
-        let by_device: HashMap<DeviceId, usize> = lvs.iter().copied().collect();
-        // Of each list of devices, whether one of them is: thousands of snapshots share theirs.
-        let mut lists = HashMap::new();
-        for (device, lv) in lvs {
-            let areas = self.group.text.lvs[lv].segments.iter().flat_map(|segment| segment.areas().0);
-            let is_missing =
-                |area: &Area| matches!(area, Area::Pv { pv, .. } if self.group.pvs[pv.0].is_err());
-            let own = areas.into_iter().any(is_missing);
-            let below = &graph.device(device).below;
-            let is_partial = |below: &DeviceId| by_device.get(below).is_some_and(|lv| self.partial[*lv]);
-            let is_below = *lists.entry(below.as_ptr()).or_insert_with(|| below.iter().any(is_partial));
-            self.partial[lv] = own || is_below;
         }
     }
 
