@@ -51,7 +51,7 @@ pub(crate) fn run(args: &TraceArgs) -> Result<()> {
     let text = args.output.is_none() && !args.json;
     let news = listen(&server, &trace_path(&args.volume, text))?;
     let deadline = args.stopwatch.map(|seconds| Instant::now() + Duration::from_secs_f64(seconds));
-    let next = Next { news, deadline };
+    let mut next = Next { news, deadline };
     match &args.output {
         Some(base) => {
             let mut files = TraceFiles::create(base)?;
@@ -68,7 +68,7 @@ pub(crate) fn run(args: &TraceArgs) -> Result<()> {
         }
         None if args.json => {
             out::tell(&format!("tracing {}; ^C ends\n", args.volume));
-            json(&next)?;
+            json(&mut next)?;
         }
         None => {
             out::tell(&format!("tracing {}; ^C ends\n", args.volume));
@@ -80,6 +80,9 @@ pub(crate) fn run(args: &TraceArgs) -> Result<()> {
     Ok(())
 }
 
+/// How long what has happened before ^C may take to come here: events come in batches, by way of the server.
+const ON_ITS_WAY: Duration = Duration::from_millis(300);
+
 struct Next {
     news: Receiver<News>,
     deadline: Option<Instant>,
@@ -87,17 +90,24 @@ struct Next {
 
 impl Next {
     /// The next bytes of the stream; `None` at its end, however that comes.
-    fn bytes(&self) -> Result<Option<Vec<u8>>> {
-        let news = match self.deadline {
-            None => self.news.recv().map_err(|_| RecvTimeoutError::Disconnected),
-            // What is left may be without end, if it comes faster than it is printed.
-            Some(at) if at <= Instant::now() => return Ok(None),
-            Some(at) => self.news.recv_timeout(at.saturating_duration_since(Instant::now())),
-        };
-        match news {
-            Ok(News::Bytes(bytes)) => Ok(Some(bytes)),
-            Ok(News::End | News::Stop) | Err(_) => Ok(None),
-            Ok(News::Broken(error)) => Err(error).context("the server ended the trace"),
+    fn bytes(&mut self) -> Result<Option<Vec<u8>>> {
+        loop {
+            let news = match self.deadline {
+                None => self.news.recv().map_err(|_| RecvTimeoutError::Disconnected),
+                // What is left may be without end, if it comes faster than it is printed.
+                Some(at) if at <= Instant::now() => return Ok(None),
+                Some(at) => self.news.recv_timeout(at.saturating_duration_since(Instant::now())),
+            };
+            return match news {
+                Ok(News::Bytes(bytes)) => Ok(Some(bytes)),
+                Ok(News::Stop) => {
+                    let at = Instant::now() + ON_ITS_WAY;
+                    self.deadline = Some(self.deadline.map_or(at, |deadline| deadline.min(at)));
+                    continue;
+                }
+                Ok(News::End) | Err(_) => Ok(None),
+                Ok(News::Broken(error)) => Err(error).context("the server ended the trace"),
+            };
         }
     }
 }
@@ -131,7 +141,7 @@ fn listen(server: &ServerInfo, path: &str) -> Result<Receiver<News>> {
     Ok(receive)
 }
 
-fn json(next: &Next) -> Result<()> {
+fn json(next: &mut Next) -> Result<()> {
     let mut records = RecordStream::new();
     let mut formatter = Formatter::new();
     while let Some(bytes) = next.bytes()? {
