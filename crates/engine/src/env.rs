@@ -178,7 +178,7 @@ pub trait Env {
     /// A random number; from the seed, in the simulated world.
     fn random(&mut self) -> u64;
     /// Whether the kernel knows this memory, so that an operation of nothing else may be `fixed`. Who asks has it told, where that is
-    /// possible: buffers that are cut from slabs.
+    /// possible: buffers that are cut from slabs, and mappings that were lent for that.
     fn knows(&mut self, memory: &Segment) -> bool {
         let _ = memory;
         false

@@ -134,7 +134,8 @@ impl Buffer {
     }
 
     /// That mapping.
-    pub(crate) fn mapping(&self) -> Option<&Mapping> {
+    #[inline]
+    pub fn mapping(&self) -> Option<&Arc<Mapping>> {
         match &self.memory.owner {
             Owner::Mapping(mapping) => Some(mapping),
             Owner::Heap(_) | Owner::Slab(_) | Owner::Granted { .. } => None,

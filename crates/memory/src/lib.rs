@@ -24,8 +24,10 @@ mod fault;
 mod granted;
 mod guest;
 mod huge;
+mod lockable;
 mod mapping;
 mod near;
+mod pieces;
 mod pool;
 mod segment;
 mod slab;
@@ -39,8 +41,10 @@ pub use guest::{
     LayoutError, NotGuestMemory,
 };
 pub use huge::{Gathered, HUGE_PAGE};
+pub use lockable::lockable;
 pub use mapping::{MAPPED_BYTES_MAX, MapError, Mapping, Place};
 pub use near::bring_near;
+pub use pieces::{InPiece, PIECE_BYTES};
 pub use pool::Pool;
 pub use segment::{Segment, Segments, bytes_in, copy_between, slice_segments};
 pub use slab::{SLAB_BYTES, Slab};

@@ -5,7 +5,7 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use rustix::fs::{FileType, fcntl_get_seals, fstat};
 use rustix::mm::munmap;
@@ -57,6 +57,8 @@ pub struct Mapping {
     is_small: bool,
     /// Which of them are there is told to us.
     is_told_of_pages: bool,
+    /// So many of its first pieces are there (`pieces`).
+    brought: AtomicUsize,
     guard: Guard,
     /// Given back when the memory is unmapped and the guard's slot is free again.
     _claim: Claim,
@@ -176,8 +178,16 @@ impl Mapping {
                 // The handler turns it into a pointer again.
                 start.as_ptr().expose_provenance();
                 let (is_small, is_told_of_pages) = (unit == PAGE, huge::is_told_of_pages(file));
-                let mapping =
-                    Mapping { start, len: usable, mapped, is_small, is_told_of_pages, guard, _claim: claim };
+                let mapping = Mapping {
+                    start,
+                    len: usable,
+                    mapped,
+                    is_small,
+                    is_told_of_pages,
+                    brought: AtomicUsize::new(0),
+                    guard,
+                    _claim: claim,
+                };
                 Ok(Place { mapping: Arc::new(mapping), offset: offset_there })
             }
             Err(source) => {
@@ -213,6 +223,11 @@ impl Mapping {
     /// Whether we are told which of its pages are there.
     pub(crate) fn is_told_of_pages(&self) -> bool {
         self.is_told_of_pages
+    }
+
+    /// How many of its first pieces are there.
+    pub(crate) fn brought(&self) -> &AtomicUsize {
+        &self.brought
     }
 
     /// Address of the range.

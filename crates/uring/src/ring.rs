@@ -3,12 +3,13 @@
 use std::io;
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use blockwork_engine::{
     Completion, Decision, Env, FileOp, FileOpKind, Nanos, Network, Notify, StreamId, Token, Wait,
 };
-use blockwork_memory::Segment;
+use blockwork_memory::{Mapping, Segment};
 use io_uring::{cqueue, opcode, squeue, types};
 use rustix::time::{ClockId, clock_gettime};
 
@@ -108,7 +109,7 @@ impl Uring {
     }
 
     /// How often `io_uring_enter` was called, or an eventfd written to. With a ring, the environment makes no other system call on the worker's thread for I/O, but
-    /// to hand BLKDISCARD and BLKZEROOUT to other threads where the ring cannot take them, and to tell it of memory, once for each slab. Without one: how often the stand-in was
+    /// to hand BLKDISCARD and BLKZEROOUT to other threads where the ring cannot take them, and to tell it of memory, once for each slab, and for each piece of a mapping that was lent, which it is told to forget, too. Without one: how often the stand-in was
     /// entered, which makes the calls that do not block itself.
     pub fn enters(&self) -> u64 {
         self.queues.enters() + self.bells
@@ -122,6 +123,25 @@ impl Uring {
     /// How many operations were started by memory that the kernel knows.
     pub fn fixed(&self) -> u64 {
         self.known.operations
+    }
+
+    /// Operations on that mapping's memory may go by io_uring's registered buffers from now on, once its pieces were brought ([`Mapping::bring`]); what the
+    /// kernel holds of it for that is counted in `locked`, bytes. Whoever lends it says that whoever shares it gives none of it back meanwhile: what is
+    /// read into pages that are no part of it any more is lost. Each time it is lent, it is to be taken back once.
+    pub fn lend(&mut self, mapping: &Arc<Mapping>, locked: &Arc<AtomicU64>) {
+        self.known.lend(mapping, locked);
+    }
+
+    /// Undoes one [`Uring::lend`]. After the last one no operation begins so, and when none has memory of it any more the kernel lets go of it, bit by bit.
+    pub fn take_back(&mut self, mapping: &Arc<Mapping>) {
+        self.known.take_back(mapping);
+    }
+
+    /// Has the kernel let go of a piece of what was taken back; whether it has, and may of more.
+    #[cold]
+    fn forget_a_piece(&mut self) -> bool {
+        let Uring { known, queues, slots, .. } = self;
+        known.forget(queues, |mapping| slots.have_memory_of(mapping))
     }
 
     /// Operations that were started and have not completed.
@@ -499,6 +519,8 @@ impl Env for Uring {
         let before = out.len();
         self.portion.turn_over();
         self.gather(out);
+        // A piece of it at a time: clients are served in between.
+        let wait = if self.known.are_leaving() && self.forget_a_piece() { Wait::Poll } else { wait };
         if !self.look_first(wait, before, out) {
             match wait {
                 Wait::Poll => self.sleep(0, None, Nanos(0), before, out),

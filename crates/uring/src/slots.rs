@@ -4,7 +4,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use blockwork_engine::Token;
-use blockwork_memory::{Segment, Segments};
+use blockwork_memory::{Mapping, Segment, Segments};
 use io_uring::types::Timespec;
 
 /// Completion of the eventfd's READ.
@@ -181,6 +181,13 @@ impl Slots {
         let occupied =
             self.all.iter().zip(0_u32..).filter(|(slot, _)| slot.kind != Kind::Free && wanted(slot));
         occupied.map(|(slot, index)| name(index, slot.generation)).collect()
+    }
+
+    /// Whether an operation in flight has memory of that mapping.
+    pub fn have_memory_of(&self, mapping: &Arc<Mapping>) -> bool {
+        let is_of_it =
+            |segment: &Segment| segment.buffer().mapping().is_some_and(|of| Arc::ptr_eq(of, mapping));
+        self.all.iter().any(|slot| slot.kind != Kind::Free && slot.segments.iter().any(is_of_it))
     }
 
     /// Occupied slots.

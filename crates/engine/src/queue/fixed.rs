@@ -3,7 +3,8 @@
 //! Else the kernel finds the pages of each request, holds them, and lets go of them at its end. What that costs, beside what such
 //! buffers cost in the kernel, depends on the driver, the direction, the length and on how large the pages are, so `fixed=auto`
 //! finds out (see `crate::choice`). To go by known memory is the usual way there: it takes less of the processor's time, wherever that was
-//! measured, so it is the other one that has to be proved. Only requests whose whole memory is one piece of a slab may go so; what the kernel cannot be
+//! measured, so it is the other one that has to be proved. Only requests whose whole memory is one piece of a slab, or of a guest's
+//! memory that was lent to the kernel, may go so; what the kernel cannot be
 //! told of (too little may be locked, no ring) goes as usual and is not compared.
 //!
 //! A request that `linearize` watches is not watched here as well: what is compared there must not change for another reason. It goes as its

@@ -5,9 +5,8 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
 use blockwork_engine::{Fixed, Fua, Limits, Linearize, SECTOR, Sectors, WBT_LAT};
+use blockwork_memory::lockable;
 use rustix::fs::{Stat, ioctl_blkpbszget, ioctl_blksszget, major, minor};
-use rustix::process::{Resource, getrlimit};
-use rustix::thread::{CapabilitySet, capabilities};
 
 use super::direct::OpenedFile;
 
@@ -132,8 +131,9 @@ pub(super) fn limits(queue: &Queue, is_device: bool, opened: &OpenedFile) -> Lim
         read_ahead: if opened.direct.is_some() { READ_AHEAD } else { Sectors::ZERO },
         linearize: Linearize::Auto,
         hw_fixed: true,
-        // Through the page cache data is copied, and no page has to be found for a device.
-        fixed: if opened.direct.is_some() && may_lock_any() { Fixed::Auto } else { Fixed::Off },
+        // Through the page cache data is copied, and no page has to be found for a device. Where locked memory is limited, rings count against it too
+        // (Linux 6.18 does so again): what one server locked without being asked would leave the next without.
+        fixed: if opened.direct.is_some() && lockable().is_none() { Fixed::Auto } else { Fixed::Off },
         // A lost page is told to one fsync or DSYNC write of the file only, whichever comes first. In turns, and alone, flushes hear of
         // it; a DSYNC write beside them would take the report for an error of its own.
         hw_fua: opened.direct.is_some(),
@@ -146,21 +146,6 @@ pub(super) fn limits(queue: &Queue, is_device: bool, opened: &OpenedFile) -> Lim
         ..Limits::default()
     };
     if is_device { device_limits(common, queue) } else { file_limits(common, queue) }
-}
-
-/// Whether this process may lock as much memory as it likes. Where there is a limit, it holds for all processes of the user together, and
-/// rings count against it too (Linux 6.18 does so again): what one server locked without being asked would leave the next without.
-fn may_lock_any() -> bool {
-    let is_privileged =
-        || capabilities(None).is_ok_and(|may| may.effective.contains(CapabilitySet::IPC_LOCK));
-    let users = || fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
-    getrlimit(Resource::Memlock).current.is_none() || (is_privileged() && are_all_users(&users()))
-}
-
-/// Whether a map of user numbers is that of the machine itself. Capabilities of a user namespace, which a container without root is, lift no limit of
-/// the user who has made it.
-fn are_all_users(map: &str) -> bool {
-    map.split_whitespace().eq(["0", "0", "4294967295"])
 }
 
 fn device_limits(common: Limits, queue: &Queue) -> Limits {
@@ -229,13 +214,6 @@ mod tests {
         assert_eq!(of(Some(1280), Some(1024)), 1024);
         assert_eq!(of(Some(512), Some(127)), 256);
         assert_eq!(of(Some(0), Some(1)), 256);
-    }
-
-    #[test]
-    fn only_who_has_all_users_of_the_machine_is_in_no_namespace() {
-        assert!(are_all_users("         0          0 4294967295\n"));
-        assert!(!are_all_users("         0       1001          1\n"));
-        assert!(!are_all_users("         0     100000      65536\n") && !are_all_users(""));
     }
 
     #[test]
