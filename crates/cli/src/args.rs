@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use blockwork_daemon::GuestMemory;
 use blockwork_format::blkif::VirtualDevice;
 use blockwork_uring::Io;
 use clap::builder::{PathBufValueParser, TypedValueParser};
@@ -49,7 +50,8 @@ pub(crate) enum Verb {
     #[command(
         after_help = "Examples:\n  blockwork status\n  blockwork status --json\n\nA line for each setting of a disk that can be had in \
         several ways (io, direct, linearize, fua, fixed): what is in force, whether that was chosen or asked for, and why; below \
-        it what was measured, for each class of requests. Of a server whose disks are not open (serve --migratable), why that is."
+        it what was measured, for each class of requests. Of a server whose disks are not open (serve --migratable), why that is; of \
+        a guest whose memory is pinned (serve --guest-memory pinned), how much of it is locked."
     )]
     Status(StatusArgs),
     /// Show what happens to each I/O of a volume that is being served.
@@ -152,7 +154,9 @@ pub(crate) struct ServeArgs {
     #[arg(long, requires = "vhost_user", conflicts_with_all = ["nbd", "tls_certificates", "fuse", "xen", "no_exports", "log_writes"])]
     pub(crate) migratable: bool,
     /// Pages of the memory that virtual machines share by vhost-user. With huge ones large requests can be twice as fast, as disks are told of fewer
-    /// pieces; better still, give the machine such when it starts (`hugetlb=on` of QEMU's memory-backend-memfd).
+    /// pieces; better still, give the machine such when it starts (`hugetlb=on` of QEMU's memory-backend-memfd). Where all of it is pinned, the kernel need
+    /// not find the pages of each request, which takes about a tenth less of the processor for small ones. Not for machines that give memory back while
+    /// they run, by a balloon, free page reporting or postcopy migration: they would lose data without a word.
     #[arg(long, value_name = "PAGES", default_value = "as-is")]
     pub(crate) guest_memory: GuestMemoryArg,
     /// Serve a volume to a guest of Xen's as its disk VDEV (xvda, or a number), from dom0 or a driver domain. The guest is there
@@ -248,8 +252,8 @@ pub(crate) fn xen_disk(text: &str) -> Result<(u16, VirtualDevice), String> {
 
 #[derive(Debug, Args)]
 pub(crate) struct StatusArgs {
-    /// Print JSON: {"disks": [{"pid", "name", "sandbox", "decisions", "choices"}], "away": [{"pid", "volume", "sandbox", "why"}]}, decisions
-    /// and choices as /v1/stats has them.
+    /// Print JSON: {"disks": [{"pid", "name", "sandbox", "decisions", "choices"}], "away": [{"pid", "volume", "sandbox", "why"}],
+    /// "pinned": [{"pid", "volume", "sandbox", "address", "locked_bytes"}]}, decisions and choices as /v1/stats has them.
     #[arg(long)]
     pub(crate) json: bool,
 }
@@ -435,12 +439,18 @@ pub(crate) enum GuestMemoryArg {
     AsIs,
     /// Where all small pages of a huge one are there, they are gathered in it, bit by bit (Linux 6.1 or later)
     Huge,
+    /// All of them are there and stay: locked memory, which counts against its limit once for each worker that serves queues of the machine. Not where the
+    /// machine may give memory back while it runs: no balloon, no free page reporting, no postcopy migration
+    Pinned,
 }
 
-impl ServeArgs {
-    /// Whether guests' memory is gathered in huge pages.
-    pub(crate) fn huge_pages(&self) -> bool {
-        self.guest_memory == GuestMemoryArg::Huge
+impl From<GuestMemoryArg> for GuestMemory {
+    fn from(arg: GuestMemoryArg) -> GuestMemory {
+        match arg {
+            GuestMemoryArg::AsIs => GuestMemory::AsIs,
+            GuestMemoryArg::Huge => GuestMemory::Huge,
+            GuestMemoryArg::Pinned => GuestMemory::Pinned,
+        }
     }
 }
 

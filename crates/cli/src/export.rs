@@ -11,7 +11,7 @@ use clap::builder::{PathBufValueParser, TypedValueParser};
 use clap::{ArgGroup, Args, Subcommand};
 use serde_json::json;
 
-use crate::args::{bare_path, xen_disk};
+use crate::args::{GuestMemoryArg, bare_path, xen_disk};
 use crate::out;
 use crate::scan::size;
 
@@ -62,6 +62,9 @@ struct AddArgs {
     /// Queues that the virtual machine may have on it; without this, 64.
     #[arg(long, value_name = "N", requires = "vhost_user", value_parser = clap::value_parser!(u16).range(1..=256))]
     queues: Option<u16>,
+    /// What becomes of the virtual machine's memory (see `blockwork serve --help`); without this, what the server was started with.
+    #[arg(long, value_name = "PAGES", requires = "vhost_user")]
+    guest_memory: Option<GuestMemoryArg>,
     /// Print JSON.
     #[arg(long)]
     json: bool,
@@ -128,7 +131,8 @@ fn add(args: &AddArgs) -> Result<()> {
         (None, None) => unreachable!("one of them is required"),
     };
     let server = find_volume(&args.volume)?;
-    let request = ExportRequest::Add { volume: args.volume.clone(), to, queues: args.queues };
+    let (queues, guest_memory) = (args.queues, args.guest_memory.map(Into::into));
+    let request = ExportRequest::Add { volume: args.volume.clone(), to, queues, guest_memory };
     tell(&ask_export(&server.socket, &request)?, args.json)
 }
 

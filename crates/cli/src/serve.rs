@@ -47,13 +47,14 @@ use blockwork_volume::{Assembly, Plan, parse_setting};
 use signal_hook::consts::SIGUSR1;
 use signal_hook::iterator::Signals;
 
-use crate::args::{ServeArgs, Switch};
+use crate::args::{GuestMemoryArg, ServeArgs, Switch};
 use crate::usage::bail_usage;
 pub(crate) use arrays::{ServedArrays, arrays_of, device_status, sync_status};
 use autoextend::Autoextender;
 use background::Launch;
 use exports::{ServedExports, ledgers};
 use groups::ServedGroups;
+use guests::pages_at_start;
 use keeper::{NO_THREAD, OnPanic};
 use merges::MergeKeeper;
 pub(crate) use offers::Offers;
@@ -198,7 +199,12 @@ fn listeners_of(args: &ServeArgs) -> Result<Vec<Listener>> {
 }
 
 fn plan(args: &ServeArgs, disks: &[String]) -> Result<Plan> {
-    let settings = args.set.iter().map(|setting| parse_setting(setting)).collect::<Result<Vec<_>, _>>()?;
+    let mut settings =
+        args.set.iter().map(|setting| parse_setting(setting)).collect::<Result<Vec<_>, _>>()?;
+    if args.guest_memory == GuestMemoryArg::Pinned {
+        // Also where locked memory is limited. What is said counts, as it comes later.
+        settings.insert(0, parse_setting("fixed=auto")?);
+    }
     let (disks, tables) = (disks.to_vec(), args.table.clone());
     Ok(Plan { disks, tables, read_only: args.read_only, settings, ..Plan::default() })
 }
@@ -346,7 +352,7 @@ impl Running {
             &self.workers,
             self.offers.clone(),
             merges.caller(),
-            args.huge_pages(),
+            args.guest_memory.into(),
         ));
         self.merges = Some(merges);
         self.sizes = Some(SizeKeeper::start(groups.clone(), on_panic)?);
@@ -417,7 +423,8 @@ impl Running {
         let volumes = self.workers.served.all();
         check_count("--vhost-user", "socket", args.vhost_user.len(), volumes.len())?;
         for (first_worker, (path, (id, volume))) in args.vhost_user.iter().zip(&volumes).enumerate() {
-            let options = VhostOptions { queues: args.queues, first_worker, huge_pages: args.huge_pages() };
+            let pages = pages_at_start(args.guest_memory.into(), volume);
+            let options = VhostOptions { queues: args.queues, first_worker, pages };
             let stats = self.workers.stats.clone();
             let start = || VhostServer::start(path, (*id, volume), options, &self.workers.handles, stats);
             self.addresses.push(self.offers.by_guest((*id, volume), start)?);
@@ -460,9 +467,7 @@ impl Running {
         groups: Arc<ServedGroups>,
         exports: Arc<ServedExports>,
     ) -> Result<()> {
-        for (id, volume) in self.workers.served.all() {
-            state.volumes().add(&volume, self.offers.of(id, &volume.name));
-        }
+        self.offers.tell_all(&self.workers.served.all());
         self.workers.leaves().iter().for_each(|(_, leaf)| state.disks().add(leaf.clone()));
         state.set_arrays(Arc::new(ServedArrays::new(&self.workers, state.disks(), self.offers.clone())));
         state.set_groups(groups);

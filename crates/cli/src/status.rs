@@ -1,4 +1,5 @@
-//! `blockwork status`: which ways running servers have chosen for their disks, and by which figures; and whose disks are not open, and why.
+//! `blockwork status`: which ways running servers have chosen for their disks, and by which figures; whose disks are not open, and why; and which guests'
+//! memory is pinned, and how much of it is locked.
 
 use anyhow::Result;
 use blockwork_daemon::{Status, get_json, servers};
@@ -27,18 +28,28 @@ struct Away {
     why: String,
 }
 
+/// A volume with a guest whose memory is pinned.
+struct Pinned {
+    pid: u32,
+    sandbox: bool,
+    name: String,
+    address: String,
+    locked: u64,
+}
+
 pub(crate) fn run(args: &StatusArgs) -> Result<()> {
-    let (mut disks, mut away) = (Vec::new(), Vec::new());
+    let (mut disks, mut away, mut pinned) = (Vec::new(), Vec::new(), Vec::new());
     let servers = servers()?;
     for server in &servers {
         away.extend(away_of(&server.status));
+        pinned.extend(pinned_of(&server.status));
         match get_json::<Report>(&server.socket, "/v1/stats") {
             Ok(report) => disks.extend(disks_of(&server.status, report)),
             // One that is ending is no reason not to show what others have.
             Err(error) => log::warn!("{error}"),
         }
     }
-    if disks.is_empty() && away.is_empty() {
+    if disks.is_empty() && away.is_empty() && pinned.is_empty() {
         log::warn!(
             "{}",
             match servers.is_empty() {
@@ -51,12 +62,25 @@ pub(crate) fn run(args: &StatusArgs) -> Result<()> {
         let disk = |it: &Disk| json!({ "pid": it.pid, "name": it.name, "sandbox": it.sandbox, "decisions": it.decisions, "choices": it.choices });
         let away_one =
             |it: &Away| json!({ "pid": it.pid, "volume": it.name, "sandbox": it.sandbox, "why": it.why });
+        let pinned_one = |it: &Pinned| json!({ "pid": it.pid, "volume": it.name, "sandbox": it.sandbox, "address": it.address, "locked_bytes": it.locked });
         return out::print_json(&json!({
             "disks": disks.iter().map(disk).collect::<Vec<_>>(),
             "away": away.iter().map(away_one).collect::<Vec<_>>(),
+            "pinned": pinned.iter().map(pinned_one).collect::<Vec<_>>(),
         }));
     }
-    out::print(&disks.iter().map(text).chain(away.iter().map(away_text)).collect::<String>())
+    let (away, pinned) = (away.iter().map(away_text), pinned.iter().map(pinned_text));
+    out::print(&disks.iter().map(text).chain(away).chain(pinned).collect::<String>())
+}
+
+fn pinned_of(server: &Status) -> impl Iterator<Item = Pinned> {
+    let (pid, sandbox) = (server.pid, server.sandbox);
+    server.volumes.iter().flat_map(move |volume| {
+        volume.pinned.iter().map(move |(address, locked)| {
+            let (name, address, locked) = (volume.name.clone(), address.clone(), *locked);
+            Pinned { pid, sandbox, name, address, locked }
+        })
+    })
 }
 
 fn away_of(server: &Status) -> impl Iterator<Item = Away> {
@@ -107,6 +131,15 @@ fn head(name: &str, pid: u32, sandbox: bool) -> String {
 /// ```
 fn away_text(it: &Away) -> String {
     format!("{}  its disks are not open: {}\n", head(&it.name, it.pid, it.sandbox), escape(&it.why))
+}
+
+/// ```text
+/// vg0/root (server 4711)
+///   vhost-user:/run/root.sock: the guest's memory is pinned, 4096 MiB are locked
+/// ```
+fn pinned_text(it: &Pinned) -> String {
+    let (head, address, mib) = (head(&it.name, it.pid, it.sandbox), escape(&it.address), it.locked >> 20);
+    format!("{head}  {address}: the guest's memory is pinned, {mib} MiB are locked\n")
 }
 
 fn class(it: &ChoiceReport) -> String {

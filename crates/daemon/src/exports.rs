@@ -22,6 +22,9 @@ pub enum ExportRequest {
         /// Queues that a virtual machine may have on it.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         queues: Option<u16>,
+        /// What becomes of its memory; as the server was started where it is not said.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        guest_memory: Option<GuestMemory>,
     },
     /// Takes one away.
     Remove {
@@ -31,6 +34,18 @@ pub enum ExportRequest {
         #[serde(default)]
         force: bool,
     },
+}
+
+/// What becomes of the memory of a virtual machine, as of `serve --guest-memory`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum GuestMemory {
+    /// Nothing.
+    AsIs,
+    /// It is gathered in huge pages.
+    Huge,
+    /// It is locked.
+    Pinned,
 }
 
 /// How a guest has a volume as its disk.
@@ -80,9 +95,16 @@ mod tests {
     #[test]
     fn what_is_asked_reads_as_it_is_documented() {
         let read = |text: &str| serde_json::from_str::<ExportRequest>(text).unwrap();
-        let add = |to, queues| ExportRequest::Add { volume: "vg/a".into(), to, queues };
+        let add = |to, queues| {
+            let guest_memory = None;
+            ExportRequest::Add { volume: "vg/a".into(), to, queues, guest_memory }
+        };
         let by_socket = r#"{"verb": "add", "volume": "vg/a", "vhost_user": "/run/a", "queues": 2}"#;
         assert_eq!(read(by_socket), add(GuestDisk::VhostUser("/run/a".into()), Some(2)));
+        let (to, guest_memory) = (GuestDisk::VhostUser("/run/a".into()), Some(GuestMemory::Pinned));
+        let pinned = r#"{"verb": "add", "volume": "vg/a", "vhost_user": "/run/a", "guest_memory": "pinned"}"#;
+        let expected = ExportRequest::Add { volume: "vg/a".into(), to, queues: None, guest_memory };
+        assert_eq!(read(pinned), expected);
         let of_xen = r#"{"verb": "add", "volume": "vg/a", "xen": "3/xvda"}"#;
         assert_eq!(read(of_xen), add(GuestDisk::Xen("3/xvda".into()), None));
         let remove = r#"{"verb": "remove", "address": "vhost-user:/run/a"}"#;

@@ -41,7 +41,7 @@ pub use client::{
     groups_at, servers, servers_in, stream, tell_pool, trace_path,
 };
 pub use directory::{DirectoryError, control_dir, socket_path};
-pub use exports::{ExportAnswer, ExportRequest, Exports, GuestDisk};
+pub use exports::{ExportAnswer, ExportRequest, Exports, GuestDisk, GuestMemory};
 pub use groups::{
     GroupAnswer, GroupList, GroupRequest, GroupStatus, Groups, LvStatus, PoolList, PoolRequest, PoolStatus,
     PvStatus, absent,

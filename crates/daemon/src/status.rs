@@ -1,6 +1,7 @@
 //! What a server says about itself.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
@@ -46,6 +47,9 @@ pub struct VolumeStatus {
     pub read_only: bool,
     /// Where clients find it, such as `nbd+unix:///disk/a.img/1?socket=/run/a.sock`.
     pub exports: Vec<String>,
+    /// Where guests' memory is pinned (`--guest-memory pinned`): by the addresses of their exports, bytes that are locked now, by all workers together.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub pinned: BTreeMap<String, u64>,
     /// Of a snapshot, or of an origin into which one is merged: how full the store is, as `dmsetup status` has it (`USED/TOTAL METADATA`
     /// in sectors, `Invalid`, `Overflow`, `Merge failed`).
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -140,6 +144,8 @@ pub struct Volumes(Arc<Mutex<Vec<Served>>>);
 
 struct Served {
     status: VolumeStatus,
+    /// Where it is counted how much of guests' memory is locked, by addresses.
+    pinned: Vec<(String, Arc<AtomicU64>)>,
     /// None while its disks are away.
     root: Option<Arc<dyn Layer>>,
 }
@@ -152,13 +158,14 @@ impl Volumes {
 
     /// Adds one whose disks are away, as it was last.
     pub fn add_away(&self, status: VolumeStatus) {
-        self.all().push(Served { status, root: None });
+        self.all().push(Served { status, pinned: Vec::new(), root: None });
     }
 
     /// Another one, in the place of the one that has been called `name`.
     pub fn replace(&self, name: &str, volume: &Volume) {
         if let Some(known) = self.all().iter_mut().find(|known| known.status.name == name) {
-            *known = served(volume, std::mem::take(&mut known.status.exports));
+            let pinned = std::mem::take(&mut known.pinned);
+            *known = Served { pinned, ..served(volume, std::mem::take(&mut known.status.exports)) };
         }
     }
 
@@ -167,6 +174,14 @@ impl Volumes {
         let mut all = self.all();
         let known = all.iter_mut().filter(|known| known.status.name == name);
         known.for_each(|known| known.status.exports.push(address.to_owned()));
+    }
+
+    /// How much of the memory of the guest at that address is locked, of which there is some where it is pinned, is counted there.
+    pub fn add_pinned(&self, name: &str, address: &str, locked: Arc<AtomicU64>) {
+        let mut all = self.all();
+        if let Some(known) = all.iter_mut().find(|known| known.status.name == name) {
+            known.pinned.push((address.to_owned(), locked));
+        }
     }
 
     /// Clients find one there now, in place of where it was found.
@@ -178,7 +193,10 @@ impl Volumes {
 
     /// Clients find none of them there any more.
     pub fn forget_export(&self, address: &str) {
-        self.all().iter_mut().for_each(|known| known.status.exports.retain(|known| known != address));
+        for known in self.all().iter_mut() {
+            known.status.exports.retain(|known| known != address);
+            known.pinned.retain(|(known, _)| known != address);
+        }
     }
 
     /// Takes one out.
@@ -199,6 +217,7 @@ impl VolumeStatus {
             bytes: bytes(volume.sectors()),
             read_only: volume.read_only,
             exports,
+            pinned: BTreeMap::new(),
             status: None,
             limits: limits(volume.limits()),
         }
@@ -206,7 +225,8 @@ impl VolumeStatus {
 }
 
 fn served(volume: &Volume, exports: Vec<String>) -> Served {
-    Served { status: VolumeStatus::of(volume, exports), root: Some(volume.root.clone()) }
+    let status = VolumeStatus::of(volume, exports);
+    Served { status, pinned: Vec::new(), root: Some(volume.root.clone()) }
 }
 
 struct Disk {
@@ -273,9 +293,14 @@ impl ControlState {
         let disk =
             |disk: &Disk| DiskStatus { failed: disk.source.shared().has_failed(), ..disk.status.clone() };
         // An array may have grown, and stores fill up.
-        let volume = |Served { status, root }: &Served| match root {
+        let volume = |Served { status, pinned, root }: &Served| match root {
             Some(root) => {
-                VolumeStatus { bytes: bytes(root.sectors()), status: root.status(), ..status.clone() }
+                let locked = |(address, locked): &(String, Arc<AtomicU64>)| {
+                    (address.clone(), locked.load(Ordering::Relaxed))
+                };
+                let pinned = pinned.iter().map(locked).collect();
+                let (bytes, own) = (bytes(root.sectors()), root.status());
+                VolumeStatus { bytes, status: own, pinned, ..status.clone() }
             }
             None => status.clone(),
         };

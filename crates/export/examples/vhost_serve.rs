@@ -9,7 +9,7 @@ use std::sync::{Arc, mpsc};
 use blockwork_engine::{
     LeafId, LeafLayer, NodeId, NodeInfo, NodeKind, Stats, Volume, VolumeId, Worker, WorkerConfig,
 };
-use blockwork_export::vhost::{VhostOptions, VhostServer};
+use blockwork_export::vhost::{GuestPages, VhostOptions, VhostServer};
 use blockwork_leaf::OpenOptions;
 use blockwork_uring::{Uring, UringConfig};
 
@@ -32,7 +32,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         (worker.run(), worker.env.enters())
     });
     let handle = receive.recv()?;
-    let options = VhostOptions { queues: 8, first_worker: 0, huge_pages: false };
+    let options = VhostOptions { queues: 8, first_worker: 0, pages: GuestPages::AsIs };
     let volume = (VolumeId(0), &volumes[0]);
     let server =
         VhostServer::start(Path::new(&socket), volume, options, std::slice::from_ref(&handle), stats)?;

@@ -6,6 +6,7 @@ use std::fs::read_to_string;
 use std::os::unix::fs::MetadataExt;
 use std::time::{Duration, Instant};
 
+use blockwork_export::vhost::GuestPages;
 use blockwork_format::virtio::blk::{request, status};
 use blockwork_memory::HUGE_PAGE;
 use vhost_support::Rig;
@@ -64,7 +65,8 @@ fn all_at_once(disk: &mut Disk, turn: u8, kind: u32) {
 
 #[test]
 fn memory_is_gathered_while_it_is_used_and_no_byte_changes_and_no_page_is_added() {
-    let (asked, not_asked) = (Rig::with_huge_pages("memory:16M"), Rig::new("memory:16M", 1));
+    let (asked, not_asked) =
+        (Rig::with_pages(&["memory:16M"], 1, GuestPages::Huge), Rig::new("memory:16M", 1));
     let options = || Options { requests: REQUESTS, data_bytes: BLOCK, ring_size: 1024, ..Options::default() };
     let (mut disk, mut other) = (asked.disk(options()), not_asked.disk(options()));
     let used = USED * BLOCK;

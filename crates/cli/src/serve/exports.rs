@@ -7,14 +7,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use anyhow::{Result, anyhow, bail};
-use blockwork_daemon::{ExportAnswer, ExportRequest, Exports, GuestDisk, Refusal, RefusalKind, socket_path};
+use blockwork_daemon::{
+    ExportAnswer, ExportRequest, Exports, GuestDisk, GuestMemory, Refusal, RefusalKind, socket_path,
+};
 use blockwork_engine::{Stats, Volume, VolumeId, WorkerHandle};
 use blockwork_export::vhost::{VhostOptions, VhostServer};
 use blockwork_export::xen::{XenOptions, XenServer};
 use blockwork_format::escape;
 use blockwork_uring::Uring;
 
-use super::guests::Guest;
+use super::guests::{Guest, pages_of};
 use super::merges::MergeCaller;
 use super::offers::Offers;
 use super::sandbox;
@@ -26,14 +28,21 @@ use crate::args::xen_disk;
 const QUEUES_DEFAULT: u16 = 64;
 const QUEUES_MAX: u16 = 256;
 
+/// What was said of an export. None: nothing.
+#[derive(Clone, Copy)]
+struct How {
+    queues: Option<u16>,
+    guest_memory: Option<GuestMemory>,
+}
+
 /// See the module's head.
 pub(super) struct ServedExports {
     offers: Offers,
     served: Arc<Served>,
     handles: Vec<WorkerHandle<Uring>>,
     stats: Arc<Stats>,
-    /// Of guests' memory.
-    huge_pages: bool,
+    /// What becomes of guests' memory, where that is not said of one.
+    guest_memory: GuestMemory,
     /// Who waits until nobody has a volume open.
     merges: MergeCaller,
     /// Exports that there have been: each begins with another worker.
@@ -45,16 +54,16 @@ impl ServedExports {
         workers: &Workers,
         offers: Offers,
         merges: MergeCaller,
-        huge_pages: bool,
+        guest_memory: GuestMemory,
     ) -> ServedExports {
         let (served, stats) = (workers.served.clone(), workers.stats.clone());
         let handles = workers.handles.clone();
         let count = AtomicUsize::new(0);
-        ServedExports { offers, served, handles, stats, huge_pages, merges, count }
+        ServedExports { offers, served, handles, stats, guest_memory, merges, count }
     }
 
-    fn add(&self, name: &str, to: &GuestDisk, queues: Option<u16>) -> Result<ExportAnswer, Refusal> {
-        let start = |id, volume: &Volume| self.start((id, volume), to, queues);
+    fn add(&self, name: &str, to: &GuestDisk, how: How) -> Result<ExportAnswer, Refusal> {
+        let start = |id, volume: &Volume| self.start((id, volume), to, how);
         let added = self.offers.by_new_guest(|| self.served.find(name), start);
         let conflict = |error: anyhow::Error| {
             let text = format!("{}{}", crate::said(&error), sandbox::remedy(error.as_ref()));
@@ -68,7 +77,7 @@ impl ServedExports {
         Ok(self.answer(format!("{} is the disk at {}", escape(name), escape(&address)), id, name))
     }
 
-    fn start(&self, volume: (VolumeId, &Volume), to: &GuestDisk, queues: Option<u16>) -> Result<Guest> {
+    fn start(&self, volume: (VolumeId, &Volume), to: &GuestDisk, how: How) -> Result<Guest> {
         let first_worker = self.count.fetch_add(1, Ordering::Relaxed);
         let (workers, stats) = (&self.handles, self.stats.clone());
         match to {
@@ -77,8 +86,9 @@ impl ServedExports {
                     let path = escape(&path.display().to_string());
                     bail!("{path}: the path of a socket begins with a slash");
                 }
-                let queues = queues.unwrap_or(QUEUES_DEFAULT).clamp(1, QUEUES_MAX);
-                let options = VhostOptions { queues, first_worker, huge_pages: self.huge_pages };
+                let queues = how.queues.unwrap_or(QUEUES_DEFAULT).clamp(1, QUEUES_MAX);
+                let pages = pages_of(how.guest_memory.unwrap_or(self.guest_memory), volume.1)?;
+                let options = VhostOptions { queues, first_worker, pages };
                 Ok(VhostServer::start(path, volume, options, workers, stats)?.into())
             }
             GuestDisk::Xen(disk) => {
@@ -113,7 +123,9 @@ impl ServedExports {
 impl Exports for ServedExports {
     fn change(&self, request: &ExportRequest) -> Result<ExportAnswer, Refusal> {
         match request {
-            ExportRequest::Add { volume, to, queues } => self.add(volume, to, *queues),
+            &ExportRequest::Add { ref volume, ref to, queues, guest_memory } => {
+                self.add(volume, to, How { queues, guest_memory })
+            }
             ExportRequest::Remove { address, force } => self.remove(address, *force),
         }
     }

@@ -1,8 +1,39 @@
 //! A guest that has a volume as its disk, by whichever way.
 
-use blockwork_engine::Volume;
-use blockwork_export::vhost::VhostServer;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
+use anyhow::{Result, bail};
+use blockwork_daemon::GuestMemory;
+use blockwork_engine::{Fixed, Volume};
+use blockwork_export::vhost::{GuestPages, VhostServer};
 use blockwork_export::xen::XenServer;
+use blockwork_format::escape;
+
+/// What becomes of the pages of a guest's memory that has this volume. Nothing is pinned where no request goes by that.
+///
+/// # Errors
+/// Why not.
+pub(super) fn pages_of(asked: GuestMemory, volume: &Volume) -> Result<GuestPages> {
+    Ok(match asked {
+        GuestMemory::AsIs => GuestPages::AsIs,
+        GuestMemory::Huge => GuestPages::Huge,
+        GuestMemory::Pinned if volume.limits().fixed == Fixed::Off => bail!(
+            "{}: a guest's memory would be pinned in vain, as requests do not go by registered buffers there (`fixed` of its disks is off, or they are \
+             no files): start the server with --set fixed=auto, or pin nothing",
+            escape(&volume.name)
+        ),
+        GuestMemory::Pinned => GuestPages::Pinned,
+    })
+}
+
+/// Likewise, of one that is there from the beginning: if not, that is told, and it is as it is.
+pub(super) fn pages_at_start(asked: GuestMemory, volume: &Volume) -> GuestPages {
+    pages_of(asked, volume).unwrap_or_else(|error| {
+        log::warn!("{error}");
+        GuestPages::AsIs
+    })
+}
 
 /// See the module's head.
 pub(super) enum Guest {
@@ -30,6 +61,14 @@ impl Guest {
         match self {
             Guest::Vhost(server) => server.address(),
             Guest::Xen(server) => server.address(),
+        }
+    }
+
+    /// Where it is counted how much of its memory is locked, if that is pinned.
+    pub(super) fn locked(&self) -> Option<Arc<AtomicU64>> {
+        match self {
+            Guest::Vhost(server) => server.locked(),
+            Guest::Xen(_) => None,
         }
     }
 

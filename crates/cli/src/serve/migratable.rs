@@ -32,6 +32,7 @@ use signal_hook::iterator::Signals;
 
 use super::away::AwayControl;
 use super::background::Launch;
+use super::guests::pages_at_start;
 use super::signals::SecondSignal;
 use super::{News, Running, assemble, check_count, choose, heed, plan};
 use crate::args::ServeArgs;
@@ -120,7 +121,8 @@ impl Berth {
         seen: &Volume,
         keeper: Arc<Keeper>,
     ) -> Result<Berth> {
-        let options = VhostOptions { queues: args.queues, first_worker, huge_pages: args.huge_pages() };
+        let pages = pages_at_start(args.guest_memory.into(), seen);
+        let options = VhostOptions { queues: args.queues, first_worker, pages };
         let socket = VhostSocket::open(path, seen, options, Some(keeper))?;
         let volume = VolumeStatus::of(seen, vec![socket.address().to_owned()]);
         Ok(Berth { volume, socket: Arc::new(socket) })

@@ -61,8 +61,11 @@ impl Guests {
     ) -> Result<String, E> {
         let guest = start()?.into();
         let address = guest.address().to_owned();
-        self.all.push((id, guest));
         told.add_export(&volume.name, &address);
+        if let Some(locked) = guest.locked() {
+            told.add_pinned(&volume.name, &address, locked);
+        }
+        self.all.push((id, guest));
         Ok(address)
     }
 
@@ -108,6 +111,19 @@ impl Offers {
     /// What the control API tells of volumes is changed with them.
     pub(super) fn tell(&mut self, told: Volumes) {
         self.told = told;
+    }
+
+    /// Tells it of these volumes, which are there from the beginning.
+    pub(super) fn tell_all(&self, volumes: &[(VolumeId, Volume)]) {
+        for (id, volume) in volumes {
+            self.told.add(volume, self.of(*id, &volume.name));
+            for guest in self.guests().of(*id) {
+                guest
+                    .locked()
+                    .into_iter()
+                    .for_each(|locked| self.told.add_pinned(&volume.name, guest.address(), locked));
+            }
+        }
     }
 
     pub(super) fn by_nbd(&mut self, exports: Exports, addresses: &[String]) {

@@ -682,3 +682,71 @@ fn that_no_memory_can_be_had_in_huge_pages_is_told_with_the_remedy_and_the_guest
     drop(disk);
     server.stop();
 }
+
+/// What `blockwork status` says of pinned memory: by addresses, locked bytes.
+fn pinned(scratch: &Scratch) -> Vec<(String, u64)> {
+    let status = run(&mut scratch.blockwork(["status", "--json"]));
+    let status: serde_json::Value = serde_json::from_str(&status).unwrap();
+    let one = |it: &serde_json::Value| {
+        (it["address"].as_str().unwrap().to_owned(), it["locked_bytes"].as_u64().unwrap())
+    };
+    status["pinned"].as_array().unwrap().iter().map(one).collect()
+}
+
+#[test]
+fn a_guests_memory_is_pinned_where_that_is_said_and_status_tells_how_much() {
+    let scratch = Scratch::new();
+    for disk in ["a.img", "b.img"] {
+        scratch.sparse(disk, MIB);
+    }
+    let disks = ["--disk", "a.img,fixed=on", "b.img,fixed=on", "null:1M", "--set", "read_ahead_kb=0"];
+    let mut command = scratch.blockwork(["serve", "--no-exports"]);
+    let server = Server::start(command.args(disks));
+    let add = |volume: &str, more: &[&str]| {
+        let at = scratch.at(&volume.replace('/', "-"));
+        let mut command = scratch.blockwork(["export", "add", volume, "--vhost-user", &at]);
+        command.args(more);
+        (at, command)
+    };
+    let (plain, mut command) = add("disk/a.img", &[]);
+    run(&mut command);
+    let (at, mut command) = add("disk/b.img", &["--guest-memory", "pinned"]);
+    run(&mut command);
+    let (_, mut command) = add("disk/null", &["--guest-memory", "pinned"]);
+    let said = run_refused(&mut command);
+    assert!(said.contains("pinned in vain") && said.contains("--set fixed=auto"), "{said}");
+    assert_eq!(pinned(&scratch), [(format!("vhost-user:{at}"), 0)]);
+    let [mut of_a, mut of_b] = [&plain, &at].map(|at| Disk::new(at.as_ref(), Options::default()).unwrap());
+    let read = Request { kind: request::IN, sector: 8, len: 4096 };
+    let len = of_b.guest.memory.len() as u64;
+    until("all of it is locked", || {
+        for disk in [&mut of_a, &mut of_b] {
+            assert_eq!(disk.run(0, read).unwrap().status, status::OK);
+        }
+        pinned(&scratch)[0].1 == len
+    });
+    let said = run(&mut scratch.blockwork(["status"]));
+    assert!(said.contains(&format!("vhost-user:{at}: the guest's memory is pinned, ")), "{said}");
+    drop(of_b);
+    until("nothing is locked for a guest that has gone", || pinned(&scratch)[0].1 == 0);
+    run(&mut scratch.blockwork(["export", "remove", &at]));
+    assert_eq!(pinned(&scratch), []);
+    drop(of_a);
+    server.stop();
+}
+
+#[test]
+fn memory_that_would_be_pinned_in_vain_is_not_and_that_is_told() {
+    let scratch = Scratch::new();
+    let server = Server::start(&mut serve(&scratch, &["null:1M", "--guest-memory", "pinned"]));
+    assert!(server.said().contains("pinned in vain"), "{}", server.said());
+    assert_eq!(pinned(&scratch), []);
+    server.stop();
+    // Where it is not in vain, requests go so without more being said.
+    scratch.sparse("disk.img", MIB);
+    let server = Server::start(&mut serve(&scratch, &["disk.img", "--guest-memory", "pinned"]));
+    let said = run(&mut scratch.blockwork(["status"]));
+    let is_auto = said.lines().any(|line| line.split_whitespace().take(2).eq(["fixed", "auto"]));
+    assert!(is_auto && pinned(&scratch).len() == 1, "{said}");
+    assert!(!server.stop().stderr.contains("in vain"));
+}

@@ -1,18 +1,16 @@
 //! Has the memory of a front end's guest be in huge pages, where that is asked for: a thread of its own looks for stretches all of whose small
 //! pages are there, and gathers each in a huge one (see [`Mapping::gather`](blockwork_memory::Mapping::gather)).
 //!
-//! Invariants:
-//! 1. It takes no more than an eighth of a processor: whoever touches a stretch that is gathered waits for some milliseconds.
-//! 2. It ends before the memory that it was given is taken away.
+//! Invariant: it takes no more than an eighth of a processor, as whoever touches a stretch that is gathered waits for some milliseconds.
 
 use std::io;
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
-use std::thread::{self, JoinHandle};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use blockwork_memory::{Gathered, GuestLayout, HUGE_PAGE};
 use blockwork_uring::clock;
 
+use super::caretaker::{Caretaker, Rests};
 use crate::complaints::Complaints;
 
 /// It rests so many times as long as it worked.
@@ -24,27 +22,6 @@ const REST_LEAST: Duration = Duration::from_millis(10);
 const AGAIN: (Duration, Duration, Duration) =
     (Duration::from_secs(1), Duration::from_secs(32), Duration::from_secs(4));
 
-/// The thread, while this is there.
-pub(super) struct HugePages {
-    shared: Arc<Shared>,
-    thread: Option<JoinHandle<()>>,
-}
-
-#[derive(Default)]
-struct Shared {
-    ends: Mutex<bool>,
-    ended: Condvar,
-}
-
-impl Shared {
-    /// Waits so long; whether it is to go on then.
-    fn rest(&self, time: Duration) -> bool {
-        let ends = self.ends.lock().unwrap_or_else(PoisonError::into_inner);
-        let ended = self.ended.wait_timeout_while(ends, time, |ends| !*ends);
-        !*ended.unwrap_or_else(PoisonError::into_inner).0
-    }
-}
-
 /// What has become of all stretches, in one time through them.
 #[derive(Default)]
 struct Pass {
@@ -55,39 +32,22 @@ struct Pass {
     refused: Option<io::Error>,
 }
 
-impl HugePages {
-    /// For that memory. None: there is no thread for it, which is told.
-    pub(super) fn start(name: &str, layout: &GuestLayout, complaints: &Arc<Complaints>) -> Option<HugePages> {
-        let shared = Arc::new(Shared::default());
-        let (known, layout, complaints) = (shared.clone(), layout.clone(), complaints.clone());
-        let (export, told) = (name.to_owned(), complaints.clone());
-        let thread = thread::Builder::new().name("huge pages".into());
-        match thread.spawn(move || gather_all(&export, &layout, &known, &complaints)) {
-            Ok(thread) => Some(HugePages { shared, thread: Some(thread) }),
-            Err(error) => {
-                told.warn(clock(), || {
-                    format!("{name}: no thread that gathers the guest's memory in huge pages: {error}")
-                });
-                None
-            }
-        }
-    }
+/// Gathers that memory. None: there is no thread for it, which is told.
+pub(super) fn gather(name: &str, layout: &GuestLayout, complaints: &Arc<Complaints>) -> Option<Caretaker> {
+    let (layout, told, export) = (layout.clone(), complaints.clone(), name.to_owned());
+    let work = move |rests: &Rests| gather_all(&export, &layout, rests, &told);
+    let started = Caretaker::start("huge pages", work).inspect_err(|error| {
+        complaints.warn(clock(), || {
+            format!("{name}: no thread that gathers the guest's memory in huge pages: {error}")
+        });
+    });
+    started.ok()
 }
 
-impl Drop for HugePages {
-    fn drop(&mut self) {
-        *self.shared.ends.lock().unwrap_or_else(PoisonError::into_inner) = true;
-        self.shared.ended.notify_all();
-        if self.thread.take().is_some_and(|thread| thread.join().is_err()) {
-            log::error!("a thread that gathers a guest's memory in huge pages has panicked");
-        }
-    }
-}
-
-fn gather_all(name: &str, layout: &GuestLayout, shared: &Shared, complaints: &Complaints) {
+fn gather_all(name: &str, layout: &GuestLayout, rests: &Rests, complaints: &Complaints) {
     let (mut told, mut warned) = (0, false);
     let (mut again, mut huge) = (AGAIN.0, 0);
-    while let Some(pass) = pass(layout, shared).filter(|pass| pass.all > 0) {
+    while let Some(pass) = pass(layout, rests).filter(|pass| pass.all > 0) {
         if pass.huge.abs_diff(told) > pass.all / 8 {
             pass.tell(name, complaints);
             told = pass.huge;
@@ -98,14 +58,14 @@ fn gather_all(name: &str, layout: &GuestLayout, shared: &Shared, complaints: &Co
         let most = if pass.is_busy { AGAIN.2 } else { AGAIN.1 };
         again = if pass.huge > huge { AGAIN.0 } else { (2 * again).min(most) };
         huge = pass.huge;
-        if !shared.rest(again) {
+        if !rests.rest(again) {
             return;
         }
     }
 }
 
 /// Goes through all of it; none: it was to end before that.
-fn pass(layout: &GuestLayout, shared: &Shared) -> Option<Pass> {
+fn pass(layout: &GuestLayout, rests: &Rests) -> Option<Pass> {
     let mut pass = Pass::default();
     let mut worked = Duration::ZERO;
     for region in layout.regions() {
@@ -120,7 +80,7 @@ fn pass(layout: &GuestLayout, shared: &Shared) -> Option<Pass> {
             }
             worked += began.elapsed();
             if worked * RESTS >= REST_LEAST {
-                if !shared.rest(worked * RESTS) {
+                if !rests.rest(worked * RESTS) {
                     return None;
                 }
                 worked = Duration::ZERO;

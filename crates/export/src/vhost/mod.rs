@@ -13,11 +13,13 @@
 //! bad one loses its own device and nothing else.
 //!
 //! While a guest moves to another host, what is written into its memory is marked (`dirty`). Where it moves to another front end on this
-//! one, both have a session, and one the disk (`turn`). Where that is asked for, its memory is gathered in huge pages (`huge`).
+//! one, both have a session, and one the disk (`turn`). Where that is asked for, a thread (`caretaker`) gathers its memory in huge
+//! pages (`huge`), or has all of it be there, and workers have io_uring hold it (`pinned`).
 //!
 //! Not here: IOMMUs; polling for a guest that cannot call.
 
 mod batch;
+mod caretaker;
 mod control;
 mod cut;
 mod device;
@@ -27,6 +29,7 @@ mod huge;
 mod mapped;
 mod marks;
 mod parts;
+mod pinned;
 mod queue;
 mod refusal;
 mod request;
@@ -41,5 +44,5 @@ pub use marks::Marks;
 pub use parts::{BIO_BYTES_MAX, REQUEST_BYTES_MAX};
 pub use queue::{BYTES_MAX, RANGES_MAX};
 pub use request::Request;
-pub use server::{VhostError, VhostOptions, VhostServer, VhostSocket};
+pub use server::{GuestPages, VhostError, VhostOptions, VhostServer, VhostSocket};
 pub use service::DiskKeeper;

@@ -18,12 +18,14 @@
 //! 4. What is written of the guest's memory is marked, where the front end wants that (see `dirty`).
 //! 5. Calls of the driver's are unheard only where the ring is looked at afterwards, before the worker sleeps: in the same turn, or in the
 //!    one that is asked for where something was taken.
-//! 6. A ring that is broken is not touched any more but to answer what is in flight; the front end is told by its error
+//! 6. Where the guest's memory is pinned, it is lent to io_uring from the beginning of the port to its end, and what is read into it is marked all the same.
+//! 7. A ring that is broken is not touched any more but to answer what is in flight; the front end is told by its error
 //!    eventfd, and we by the log, as far as `complaints` lets it. Nobody else notices.
 
 use std::io::IoSliceMut;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 use blockwork_engine::{
     Bio, Completion, Context, Done, Errno, Flags, Op, Port, PortState, RingStats, SECTOR, Sector, Sectors,
@@ -72,6 +74,8 @@ pub(super) struct QueueParts {
     pub(super) ring: RingParts,
     /// If what is written is to be marked.
     pub(super) log: Option<LogParts>,
+    /// If the memory is lent to io_uring: where it is counted how much of it is locked.
+    pub(super) locked: Option<Arc<AtomicU64>>,
     pub(super) kick: Arc<OwnedFd>,
     pub(super) call: Option<Arc<OwnedFd>>,
     pub(super) error: Option<Arc<OwnedFd>>,
@@ -132,6 +136,7 @@ pub(super) struct QueuePort {
     memory: GuestMemory,
     ring: Option<Ring>,
     log: Option<DirtyLog>,
+    locked: Option<Arc<AtomicU64>>,
     chain: Chain,
     in_flight: Slab<InFlight>,
     bytes: usize,
@@ -182,6 +187,7 @@ impl QueuePort {
             layout,
             ring: None,
             log,
+            locked: parts.locked,
             chain: Chain::default(),
             in_flight: Slab::new(),
             bytes: 0,
@@ -646,6 +652,9 @@ impl QueuePort {
             .chain(self.error.take())
             .for_each(|signal| cx.env.end_signal_heard(signal));
         self.stats.closed(cx.now());
+        if self.locked.take().is_some() {
+            self.layout.regions().iter().for_each(|region| cx.env.take_back(&region.mapping));
+        }
         if let Some(ring) = &self.ring {
             self.presence.ended(ring.base());
         }
@@ -659,6 +668,9 @@ fn status_of(errno: Errno) -> u8 {
 
 impl Port<Uring> for QueuePort {
     fn open(&mut self, cx: &mut Context<'_, Uring>) {
+        if let Some(locked) = &self.locked {
+            self.layout.regions().iter().for_each(|region| cx.env.lend(&region.mapping, locked));
+        }
         self.watch(cx);
         // Requests may be waiting already, and what was answered before may not have been heard.
         self.call_driver(cx, false);

@@ -7,7 +7,7 @@
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
@@ -39,8 +39,21 @@ pub struct VhostOptions {
     pub queues: u16,
     /// Which worker serves the first queue; the others follow in turn. For several exports to spread.
     pub first_worker: usize,
-    /// The memory of guests is gathered in huge pages.
-    pub huge_pages: bool,
+    /// What becomes of the memory of guests.
+    pub pages: GuestPages,
+}
+
+/// What becomes of the pages of guests' memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum GuestPages {
+    /// Nothing.
+    #[default]
+    AsIs,
+    /// They are gathered in huge ones.
+    Huge,
+    /// All of them are there, and io_uring holds them, which spares it to find them for each request. Not where a guest gives memory back while it runs:
+    /// what it reads by memory that it has given back and got again is lost.
+    Pinned,
 }
 
 /// Why there is no export.
@@ -168,7 +181,8 @@ impl VhostSocket {
             without_memory: Complaints::default(),
             short_rings: Complaints::default(),
             broken: Arc::default(),
-            huge_pages: options.huge_pages.then(Arc::default),
+            huge_pages: (options.pages == GuestPages::Huge).then(Arc::default),
+            pinned: (options.pages == GuestPages::Pinned).then(Arc::default),
         });
         let shared = Arc::new(Shared::default());
         let fd = listener.fd().clone();
@@ -184,6 +198,11 @@ impl VhostSocket {
     /// Where front ends reach it, such as `vhost-user:/run/disk.sock`.
     pub fn address(&self) -> &str {
         &self.address
+    }
+
+    /// Where it is counted how much of its guest's memory is locked for it, bytes, by all workers together: where that is pinned.
+    pub fn locked(&self) -> Option<Arc<AtomicU64>> {
+        self.service.pinned.as_ref().map(|pinned| pinned.locked.clone())
     }
 
     /// Whether a guest's requests wait for the disk.
@@ -261,6 +280,11 @@ impl VhostServer {
     /// Where front ends reach it, such as `vhost-user:/run/disk.sock`.
     pub fn address(&self) -> &str {
         self.0.address()
+    }
+
+    /// See [`VhostSocket::locked`].
+    pub fn locked(&self) -> Option<Arc<AtomicU64>> {
+        self.0.locked()
     }
 
     /// Whether a front end is connected.

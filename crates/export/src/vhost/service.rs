@@ -10,6 +10,7 @@ use blockwork_engine::{Stats, Volume, VolumeId, WorkerHandle};
 use blockwork_uring::Uring;
 
 use super::device::Device;
+use super::pinned::Pinned;
 use super::turn::Turns;
 use crate::complaints::Complaints;
 
@@ -57,6 +58,8 @@ pub(super) struct Service {
     pub(super) broken: Arc<Complaints>,
     /// That the guest's memory is, or is not, in huge pages. None: it is as it is.
     pub(super) huge_pages: Option<Arc<Complaints>>,
+    /// The guest's memory is pinned.
+    pub(super) pinned: Option<Arc<Pinned>>,
 }
 
 impl Service {

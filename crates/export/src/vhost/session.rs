@@ -21,11 +21,12 @@ use blockwork_format::virtio::{RING_SIZE_MAX, blk, feature};
 use blockwork_memory::{GUEST_REGIONS_MAX, GuestLayout, GuestRegion, Place};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 
+use super::caretaker::Caretaker;
 use super::control::{Command, QueueHandle};
 use super::device::ENDS;
 use super::dirty::{DirtyLog, LogMemory};
 use super::given::{Closer, Given};
-use super::huge::HugePages;
+use super::huge;
 use super::mapped::{map, place};
 use super::marks::Marks;
 use super::queue::{LogParts, QueueParts, RingParts};
@@ -84,7 +85,8 @@ pub(super) struct Session<'a> {
     protocol: u64,
     regions: Vec<GuestRegion>,
     layout: GuestLayout,
-    huge_pages: Option<HugePages>,
+    /// Who sees to that memory.
+    caretaker: Option<Caretaker>,
     queues: Vec<Queue>,
     inflight: Option<InflightMemory>,
     /// Where written pages are marked, while F_LOG_ALL is set.
@@ -123,7 +125,7 @@ impl<'a> Session<'a> {
             protocol: 0,
             regions: Vec::new(),
             layout: GuestLayout::default(),
-            huge_pages: None,
+            caretaker: None,
             queues: std::iter::repeat_with(Queue::default).take(queues).collect(),
             inflight: None,
             log: None,
@@ -385,6 +387,7 @@ impl<'a> Session<'a> {
             layout: self.layout.clone(),
             ring: self.ring(index, place, base),
             log: self.log_parts(place),
+            locked: service.pinned.as_ref().map(|pinned| pinned.locked.clone()),
             kick: kick.clone(),
             call: queue.call.clone(),
             error: queue.error.clone(),
@@ -522,11 +525,16 @@ impl<'a> Session<'a> {
         if let Some(log) = &self.log {
             check_log(log.len as u64, &layout)?;
         }
-        self.huge_pages = None;
+        self.caretaker = None;
         self.with_queues_at_rest(|session| (session.regions, session.layout) = (regions, layout));
-        let Service { name, huge_pages, .. } = self.service;
-        let asked = huge_pages.as_ref().filter(|_| !self.layout.regions().is_empty());
-        self.huge_pages = asked.and_then(|complaints| HugePages::start(name, &self.layout, complaints));
+        if !self.layout.regions().is_empty() {
+            let (layout, Service { name, huge_pages, pinned, .. }) = (&self.layout, self.service);
+            self.caretaker = match (huge_pages, pinned) {
+                (Some(complaints), _) => huge::gather(name, layout, complaints),
+                (_, Some(pinned)) => pinned.bring(name, layout),
+                (None, None) => None,
+            };
+        }
         Ok(())
     }
 

@@ -2,6 +2,7 @@
 #![allow(dead_code, reason = "each test uses what it needs of this")]
 
 use std::path::PathBuf;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -10,12 +11,12 @@ use blockwork_engine::{
     Counter, Errno, Layer, LeafId, LeafLayer, LeafSource, NodeId, NodeInfo, NodeKind, Sectors, Stats, Volume,
     VolumeId, Worker, WorkerConfig, WorkerHandle,
 };
-use blockwork_export::vhost::{DiskKeeper, VhostOptions, VhostServer, VhostSocket};
+use blockwork_export::vhost::{DiskKeeper, GuestPages, VhostOptions, VhostServer, VhostSocket};
 use blockwork_format::virtio::blk::{request, status};
 use blockwork_uring::{Uring, UringConfig};
 use vhostload::{Disk, Finished, Options, Request};
 
-const OPTIONS: VhostOptions = VhostOptions { queues: 8, first_worker: 0, huge_pages: false };
+const OPTIONS: VhostOptions = VhostOptions { queues: 8, first_worker: 0, pages: GuestPages::AsIs };
 
 /// Running servers, one for each disk, on the same workers.
 pub struct Rig {
@@ -41,7 +42,7 @@ impl Rig {
 
     /// Serves several disks, each at a socket of its own.
     pub fn of(specs: &[&str], workers: usize, read_only: bool) -> Rig {
-        Rig::build(specs, workers, read_only).serve_all(false)
+        Rig::build(specs, workers, read_only).serve_all(GuestPages::AsIs)
     }
 
     /// Workers that have disks, and nothing to serve them by yet.
@@ -49,9 +50,9 @@ impl Rig {
         Rig::build(specs, workers, false)
     }
 
-    /// Serves a disk to guests whose memory is gathered in huge pages.
-    pub fn with_huge_pages(spec: &str) -> Rig {
-        Rig::build(&[spec], 1, false).serve_all(true)
+    /// Serves disks to guests of whose memory that becomes.
+    pub fn with_pages(specs: &[&str], workers: usize, pages: GuestPages) -> Rig {
+        Rig::build(specs, workers, false).serve_all(pages)
     }
 
     fn build(specs: &[&str], workers: usize, read_only: bool) -> Rig {
@@ -86,9 +87,9 @@ impl Rig {
         Rig { servers: Vec::new(), volumes, folder, stats, workers }
     }
 
-    fn serve_all(mut self, huge_pages: bool) -> Rig {
+    fn serve_all(mut self, pages: GuestPages) -> Rig {
         for disk in 0..self.volumes.len() {
-            let options = VhostOptions { huge_pages, ..OPTIONS };
+            let options = VhostOptions { pages, ..OPTIONS };
             let server = VhostServer::start(
                 &self.socket_of(disk),
                 self.volume(disk),
@@ -141,6 +142,15 @@ impl Rig {
         Disk::new(&self.socket(), options).expect("the server takes a front end")
     }
 
+    /// Bytes of guests' memory that are locked for the first disk: none where it is not pinned.
+    pub fn locked(&self) -> Option<u64> {
+        self.locked_for(0)
+    }
+
+    pub fn locked_for(&self, disk: usize) -> Option<u64> {
+        self.servers[disk].locked().map(|locked| locked.load(Ordering::Relaxed))
+    }
+
     pub fn count(&self, counter: Counter) -> u64 {
         self.stats.get(NodeId(0), counter)
     }
@@ -185,7 +195,7 @@ impl Single {
         let worker = Worker::new(env, config);
         let folder = tempfile::tempdir().expect("a scratch folder");
         let socket = folder.path().join("socket");
-        let which = VhostOptions { queues: 1, first_worker: 0, huge_pages: false };
+        let which = VhostOptions { queues: 1, first_worker: 0, pages: GuestPages::AsIs };
         let server =
             VhostServer::start(&socket, (VolumeId(0), &volume), which, &[worker.handle()], stats.clone());
         let disk = Disk::new(&socket, options).expect("the server takes a front end");
