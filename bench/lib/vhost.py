@@ -32,6 +32,8 @@ QUEUES_MAX = max(QUEUES)
 LARGE = {"bs": 4 << 20, "depth": 4}
 # Requests by guests whose memory has been there for a while, as it is and gathered in huge pages: bytes, and how many are under way.
 HUGE = "blockwork, huge pages"
+# A guest whose memory was registered with io_uring once: `--guest-memory pinned`.
+KNOWN = "blockwork, pinned"
 SIZES = ((1 << 20, 8), (1 << 20, 64), (256 << 10, 16), (64 << 10, 32), (4096, 32))
 NULL_BYTES = 4 << 30
 DELAY_MS = 1
@@ -124,10 +126,12 @@ def in_turns(bench, running, cells, with_counts, extra):
     return rows
 
 
-def measure(bench, kind, ours, blockdev, cells, with_counts=False, extra=()):
+def measure(bench, kind, ours, blockdev, cells, with_counts=False, extra=(), known=False):
     with bench.starter() as starter:
         at = SERVER_AT if kind == "pinned" else []
         started = [start_ours(starter, at, *ours), start_qsd(starter, at, blockdev)]
+        if known:
+            started.append(start_ours(starter, at, *ours, "--guest-memory", "pinned", name="blockwork-vhost-known", peer=KNOWN))
         running = [server for server in started if server]
         rows = in_turns(bench, running, cells, with_counts, extra)
         idle = cell_of(f"{kind} idle", 0)
@@ -224,8 +228,8 @@ def vhost(bench):
                for peer, how in BARE_FILE.items() if machine.has(bench.bare_ring)]
     # One file for all, one after the other: where it lies on the disk decides.
     ours, blockdev = ["--disk", f"{path},direct=on,lock=off"], f"{servers.qsd_file(path)},locking=off"
-    rows += measure(bench, "file", ours, blockdev, cells("randread"), counted, beside + reading)
-    rows += measure(bench, "file", ours, blockdev, cells("randwrite"), counted, beside)
+    rows += measure(bench, "file", ours, blockdev, cells("randread"), counted, beside + reading, known=True)
+    rows += measure(bench, "file", ours, blockdev, cells("randwrite"), counted, beside, known=True)
     if os.cpu_count() > 1 and machine.has("taskset"):
         placed = [(1, places) for places in PLACES] + [(depth, places) for depth in FILE_DEPTHS[1:] for places in EACH]
         cells = [cell_of("placed", depth, places=places, rw="randread") for depth, places in placed]
@@ -271,12 +275,12 @@ def tables_of(rows):
     lines += workers_table(rows)
     file, keys = of("file"), ["rw", "depth"]
     lines += ["### File with O_DIRECT", ""]
-    lines += table("I/O per second", file, keys, [OURS, QSD, RAW, RAW_BATCHES], "iops", max, [QSD])
+    lines += table("I/O per second", file, keys, [OURS, KNOWN, QSD, RAW, RAW_BATCHES], "iops", max, [QSD])
     lines += table("I/O per second against raw fio", file, keys, [OURS, RAW], "iops", max, [RAW])
     lines += table("I/O per second against raw fio that asks as a guest does, in batches", file, keys, [OURS, RAW_BATCHES], "iops", max,
                    [RAW_BATCHES])
-    lines += table("p50, us", file, keys, [OURS, QSD, RAW, RAW_BATCHES], "p50_us", min, [QSD])
-    lines += table("Server CPU, us per I/O", file, keys, [OURS, QSD], "server_us", min)
+    lines += table("p50, us", file, keys, [OURS, KNOWN, QSD, RAW, RAW_BATCHES], "p50_us", min, [QSD])
+    lines += table("Server CPU, us per I/O", file, keys, [OURS, KNOWN, QSD], "server_us", min)
     reads = [row for row in file if row["rw"] == "randread"]
     lines += table("Reads per second against the best of the bare ones", reads, ["depth"], [OURS, *BARE_FILE], "iops", max)
     lines += table("Reads, p50, us", reads, ["depth"], [OURS, *BARE_FILE], "p50_us", min)
