@@ -183,10 +183,16 @@ fn a_guest_goes_on_when_its_server_is_killed_and_comes_back() {
     for packed in [false, true] {
         let scratch = Scratch::new();
         let path = scratch.sparse("disk.img", 256 * MIB);
-        let first = serve(&scratch, &["disk.img"]);
+        // One of them has its memory pinned, by each server anew.
+        let memory = if packed { "pinned" } else { "as-is" };
+        let serve = || serve(&scratch, &["disk.img", "--guest-memory", memory]);
+        let first = serve();
         let guest = guest(&scratch, 2, 128, packed);
         guest.boot().unwrap();
-        let last = killed_under_fio(&guest, &path, first, || serve(&scratch, &["disk.img"]));
+        let last = killed_under_fio(&guest, &path, first, serve);
+        let said = run(&mut scratch.blockwork(["status"]));
+        let locked = said.lines().find_map(|line| line.strip_suffix(" MiB are locked")?.rsplit(' ').next());
+        assert_eq!(packed, locked.is_some_and(|mib| mib.parse::<u64>().unwrap() > 0), "{said}");
         drop(guest);
         last.stop();
     }
