@@ -155,7 +155,7 @@ pub(crate) struct ServeArgs {
     pub(crate) migratable: bool,
     /// Pages of the memory that virtual machines share by vhost-user. With huge ones large requests can be twice as fast, as disks are told of fewer
     /// pieces; better still, give the machine such when it starts (`hugetlb=on` of QEMU's memory-backend-memfd). Where all of it is pinned, the kernel need
-    /// not find the pages of each request, which takes about a tenth less of the processor for small ones. Not for machines that give memory back while
+    /// not find the pages of each request, which spares the processor some of what small ones take. Not for machines that give memory back while
     /// they run, by a balloon, free page reporting or postcopy migration: they would lose data without a word.
     #[arg(long, value_name = "PAGES", default_value = "as-is")]
     pub(crate) guest_memory: GuestMemoryArg,
