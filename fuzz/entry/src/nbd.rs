@@ -157,6 +157,7 @@ impl Session {
                 assert!(taken > 0, "nothing taken of {} bytes", rest.len());
                 Phase::Handshake(Box::new(handshake))
             }
+            Progress::Later => unreachable!("no export is withheld here"),
             Progress::StartTls => {
                 reached("tls");
                 assert!(self.clear && taken == rest.len());
