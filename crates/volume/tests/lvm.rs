@@ -249,16 +249,20 @@ fn groups_that_others_own_or_that_are_not_fully_understood_are_only_read() {
 fn snapshots_of_volumes_that_are_huge_only_by_their_text_are_served() {
     let lab = Lab::new();
     let a = pv(&lab, "a", 0, 20);
-    // A table for all chunks that such a store has would not go into any memory: 2^53 sectors.
-    let huge = [("zero", (1 << 53) / EXTENT, "")];
+    // A table for all chunks that such a store has would not go into any memory: 2^53 sectors. There are less than 2^32 extents in any.
+    let large_extent: u64 = 1 << 22;
+    let huge = [("zero", (1 << 53) / large_extent, "")];
     let mut lvs = vec![lv("origin", 1, SEEN, &huge)];
     for nr in 0..16 {
         let tie = format!("chunk_size = 8 origin = \"origin\" cow_store = \"snap{nr}\"");
         lvs.push(lv(&format!("snap{nr}"), 2 + 2 * nr, HIDDEN, &huge));
-        let tie = [("snapshot", (1 << 53) / EXTENT, &*tie)];
+        let tie = [("snapshot", (1 << 53) / large_extent, &*tie)];
         lvs.push(lv(&format!("snapshot{nr}"), 3 + 2 * nr, SEEN, &tie));
     }
-    commit(&a, &group(1, &[(0, 20)], lvs).text());
+    let text = group(1, &[(0, 0)], lvs).text();
+    let (small, large) = (format!("extent_size = {EXTENT}\n"), format!("extent_size = {large_extent}\n"));
+    assert!(text.contains(&small));
+    commit(&a, &text.replace(&small, &large));
     let mut assembly = lab.open_for_writing(&[&a]);
     for name in ["vg0/origin", "vg0/snap0", "vg0/snap15"] {
         let chosen = assembly.choose(&[name.to_owned()]).unwrap().remove(0);

@@ -380,6 +380,59 @@ fn extents_that_are_smaller_than_a_disks_blocks_are_refused_as_by_lvm() {
 }
 
 #[test]
+fn sizes_end_where_lvm_counts_no_further() {
+    const EXTENTS: u64 = 4_294_967_295;
+    let lab = Lab::new(&[("a", 3 << 20), ("b", 3 << 20)]);
+    lab.scratch.sparse("large", 5 << 40);
+    let too_many = "give the group larger ones (--physical-extent-size)";
+    let create = ["vg", "create", "--physical-extent-size", "1k", "vg"];
+    let said = run_refused(&mut lab.scratch.blockwork([&create[..], &["large"]].concat()));
+    let found = "large: it would have 5368708096 extents (4.99 TiB), and may have 4294967295 extents (3.99 TiB) at most";
+    assert!(said.contains(found) && said.contains(too_many), "{said}");
+    let said = run_refused(&mut lab.scratch.blockwork([&create[..], &["a", "b"]].concat()));
+    assert!(said.contains("the group would have 6442448896 extents") && said.contains(too_many), "{said}");
+    run(&mut lab.scratch.blockwork([&create[..], &["a"]].concat()));
+    let said = run_refused(&mut lab.scratch.blockwork(["vg", "extend", "vg", "b", "--disk", "a"]));
+    assert!(said.contains("the group would have 6442448896 extents"), "{said}");
+    assert!(said.contains("give the group larger ones (`vgchange --physicalextentsize`)"), "{said}");
+    // LVM says the same, and that cures it.
+    let extend = "vgextend -q -q vg DISK1";
+    let by_lvm = lab.try_lvm(&[extend]).expect_err("too many");
+    assert!(by_lvm.contains("new extent count (6442448896) exceeds limit (4294967295)"), "{by_lvm}");
+    lab.lvm(&["vgchange --physicalextentsize 1m vg"]);
+    run(&mut lab.scratch.blockwork(["vg", "extend", "vg", "b", "--disk", "a"]));
+    lab.expect_sound();
+
+    // As large as can be.
+    let lab = Lab::new(&[("a", 1), ("pool", 100)]);
+    lab.scratch.sparse("a", (EXTENTS + 1024) << 10);
+    run(&mut lab.scratch.blockwork([&create[..], &["a"]].concat()));
+    run(&mut lab.scratch.blockwork(["lv", "create", "vg/all", "-l", "100%FREE", "--disk", "a"]));
+    let by_lvm = lab.lvm(&["lvs --noheadings --units k --nosuffix -o lv_size,vg_extent_count vg", "vgck vg"]);
+    assert_eq!(by_lvm[1], "");
+    assert_eq!(by_lvm[0].split_whitespace().collect::<Vec<_>>(), ["4294967295.00", "4294967295"]);
+    run(&mut lab.scratch.blockwork(["vg", "create", "pools", "pool"]));
+    let of_pool = |args: &[&str]| lab.scratch.blockwork([args, &["--disk", "pool"]].concat());
+    run(&mut of_pool(&["lv", "create", "pools/p", "--thin-pool", "-L", "16M"]));
+    run(&mut of_pool(&["lv", "create", "pools/most", "--thin", "p", "-V", "17179869180M"]));
+    run(&mut of_pool(&["lv", "create", "pools/t", "--thin", "p", "-V", "1G"]));
+    let before = lab.scratch.read("pool");
+    for too_large in [
+        &["lv", "create", "pools/more", "--thin", "p", "-V", "16P"][..],
+        &["lv", "resize", "pools/most", "-L", "+4M"],
+        &["lv", "resize", "pools/t", "-L", "16P"],
+    ] {
+        let said = run_refused(&mut of_pool(too_large));
+        let expected = "expected at most 4294967295 extents (15.99 PiB), as LVM counts them in 32 bits";
+        assert!(said.contains(expected), "{said}");
+    }
+    assert!(lab.scratch.read("pool") == before, "refused, and written to");
+    let by_lvm = lab.lvm(&["lvs --noheadings --units m --nosuffix -o lv_name,lv_size pools"]);
+    let words: Vec<&str> = by_lvm[0].split_whitespace().collect();
+    assert_eq!(words, ["most", "17179869180.00", "p", "16.00", "t", "1024.00"]);
+}
+
+#[test]
 fn a_disk_whose_own_metadata_area_is_ignored_says_what_else_it_takes() {
     let lab = Lab::new(&[("a", 16), ("b", 16)]);
     lab.verb(&["vg", "create", "vg", "a", "b"]);

@@ -101,6 +101,8 @@ fn thin_volumes_and_snapshots_come_and_go_while_a_client_writes() {
         "vg/snap: a snapshot of one, in its pool\n"
     );
     served(&lab, &["lv", "create", "vg/two", "--thin", "pool", "-V", "1G", "--addtag", "t"]);
+    let said = refused(&lab, &["lv", "resize", "vg/two", "--size", "16P"]);
+    assert!(said.contains("the size 16 PiB: expected at most 4294967295 extents (15.99 PiB)"), "{said}");
     let script = format!(
         "one, snap, two = [connect(uri) for uri in ({:?}, {:?}, {:?})]\n\
          one.pwrite(b'b' * 1048576, 8 << 20)\none.flush()\n\

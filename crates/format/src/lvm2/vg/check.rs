@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 use std::fmt::Display;
 
-use super::{Area, Lv, LvIndex, RaidLevel, SECTORS_MAX, STACK_MAX, Segment, SegmentType, VolumeGroup};
+use super::{
+    Area, EXTENTS_MAX, Lv, LvIndex, RaidLevel, SECTORS_MAX, STACK_MAX, Segment, SegmentType, VolumeGroup,
+};
 use crate::bytes::length;
 use crate::lvm2::{Uuid, text::PLACE};
 use crate::{ErrorKind, FormatError};
@@ -56,9 +58,13 @@ fn pvs(vg: &VolumeGroup) -> Result<(), FormatError> {
         return Err(wrong(vg, 1, "extent size", error, "", "1 to 2^32 - 1 sectors"));
     }
     for pv in &vg.pvs {
+        let place = format_args!("physical_volumes/{}", crate::escape(&pv.name));
+        if pv.pe_count > EXTENTS_MAX {
+            let expected = format!("at most {EXTENTS_MAX}, as LVM counts in 32 bits");
+            return Err(wrong(vg, pv.line, "pe_count", pv.pe_count, place, expected));
+        }
         let end = pv.pe_count.checked_mul(vg.extent_sectors).and_then(|size| size.checked_add(pv.pe_start));
         if end.is_none_or(|end| end > SECTORS_MAX) || pv.dev_sectors.is_some_and(|size| size > SECTORS_MAX) {
-            let place = format_args!("physical_volumes/{}", crate::escape(&pv.name));
             let found = format!("{} extents from sector {}", pv.pe_count, pv.pe_start);
             return Err(wrong(vg, pv.line, "size of a PV", found, place, "less than 2^63 bytes"));
         }
@@ -82,7 +88,7 @@ fn uuids_are_unique(vg: &VolumeGroup) -> Result<(), FormatError> {
 }
 
 fn segments_follow_each_other(vg: &VolumeGroup, lv: &Lv) -> Result<(), FormatError> {
-    let most = SECTORS_MAX / vg.extent_sectors;
+    let most = vg.extents_max();
     let mut next = 0;
     for segment in &lv.segments {
         if segment.start_extent != next {
@@ -98,7 +104,7 @@ fn segments_follow_each_other(vg: &VolumeGroup, lv: &Lv) -> Result<(), FormatErr
         }
         next += segment.extent_count;
         if next > most {
-            let expected = format!("at most {most} (less than 2^63 bytes)");
+            let expected = format!("at most {most} (less than 2^32, and less than 2^63 bytes)");
             return Err(in_lv(vg, lv, segment, "extents of an LV", next, expected));
         }
     }

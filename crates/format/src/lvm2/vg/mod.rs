@@ -7,7 +7,9 @@
 //! 3. An area lies inside its PV or LV, and no extent of a PV is in two areas. An LV (or a part of one) that is a leg, a
 //!    store or a pool's part is so once only.
 //! 4. No LV is made of itself, and LVs are stacked to [`STACK_MAX`] at most: whoever follows them needs no own bound.
-//! 5. Sizes of PVs and LVs are below 2^63 bytes, so that extents times [`VolumeGroup::extent_sectors`] never overflows.
+//! 5. Sizes of PVs and LVs are below 2^63 bytes, so that extents times [`VolumeGroup::extent_sectors`] never overflows; and they are
+//!    at most [`EXTENTS_MAX`] extents each: LVM would read larger ones as others, or not at all. (The sum of all PVs may be larger:
+//!    `pvresize` makes such groups, and LVM reads every volume of them.)
 //!
 //! Of types that are not known ([`SegmentType::Unknown`]) and of historical LVs nothing is checked; the tree keeps them.
 //!
@@ -41,6 +43,9 @@ pub const STACK_MAX: usize = 32;
 
 /// Largest size of a PV or an LV, sectors: below 2^63 bytes.
 pub const SECTORS_MAX: u64 = i64::MAX.unsigned_abs() / crate::SECTOR_BYTES;
+
+/// Largest size of a PV or an LV, extents: LVM counts them in 32 bits.
+pub const EXTENTS_MAX: u64 = u32::MAX as u64;
 
 /// Longest name of a VG or an LV, bytes.
 pub const NAME_MAX: usize = 127;
@@ -238,6 +243,11 @@ impl VolumeGroup {
     /// The PV with that identifier.
     pub fn pv(&self, id: &Uuid) -> Option<PvIndex> {
         self.pvs.iter().position(|pv| pv.id == *id).map(PvIndex)
+    }
+
+    /// Largest size of a PV or an LV of this group, extents.
+    pub fn extents_max(&self) -> u64 {
+        EXTENTS_MAX.min(SECTORS_MAX / self.extent_sectors)
     }
 
     /// Size of an LV, sectors.

@@ -1,7 +1,7 @@
 //! The segments of an LV: which type has which keys.
 
 use super::read::{Fields, Names, shown};
-use super::{AREAS_MAX, LvIndex, PvIndex, SECTORS_MAX};
+use super::{AREAS_MAX, EXTENTS_MAX, LvIndex, PvIndex, SECTORS_MAX};
 use crate::lvm2::text::Value;
 use crate::{ErrorKind, FormatError};
 
@@ -273,10 +273,10 @@ pub(super) fn read(seg: &Fields<'_>, names: &Names<'_>) -> Result<Segment, Forma
 
 fn extents(seg: &Fields<'_>, field: &'static str, least: u64) -> Result<u64, FormatError> {
     let found = seg.needed_number(field)?;
-    if (least..=SECTORS_MAX).contains(&found) {
+    if (least..=EXTENTS_MAX).contains(&found) {
         return Ok(found);
     }
-    Err(seg.wrong(field, found, format!("{least} to {SECTORS_MAX}")))
+    Err(seg.wrong(field, found, format!("{least} to {EXTENTS_MAX}, as LVM counts in 32 bits")))
 }
 
 fn kind(seg: &Fields<'_>, name: &str, names: &Names<'_>) -> Result<SegmentType, FormatError> {

@@ -175,7 +175,13 @@ fn what_is_missing_or_of_the_wrong_kind_is_refused() {
         ("every {", "\"e very\" {", "name is e very"),
         ("physical_volumes {", "physical_volumes = 1 x {", "physical_volumes is no section"),
         ("VGid-0000-0000-0000-0000-000000", "VGid-0000-0000-0000-0000-00000", "id is AAAAAA-VGid"),
-        ("pe_count = 127", "pe_count = 9223372036854775807", "size of a PV is 9223372036854775807 extents"),
+        ("pe_count = 127", "pe_count = 4294967296", "pe_count is 4294967296 (in every/physical_volumes/"),
+        ("pe_start = 2048", "pe_start = 18014398509481983", "size of a PV is "),
+        (
+            "extent_count = 9",
+            "extent_count = 4294967296",
+            "extent_count is 4294967296 (in every/logical_volumes/",
+        ),
         ("segment_count = 3", "segment_count = 2", "segment_count is 2 (in every/logical_volumes/lin)"),
         ("segment_count = 1", "segment_count = 0", "segment_count is 0"),
         ("stripe_count = 3", "stripe_count = 2", "stripes is 6 names and extents"),
@@ -236,8 +242,24 @@ fn extents_are_inside_their_volume_contiguous_and_used_once() {
     let zeros = |count: u64| {
         text(&lv(1, "a", &[&format!("start_extent = 0 extent_count = {count} type = \"zero\"")]))
     };
-    read(&zeros(2_199_023_255_551)).unwrap();
-    assert_refused(&zeros(2_199_023_255_552), "extents of an LV is 2199023255552");
+    read(&zeros(4_294_967_295)).unwrap();
+    assert_refused(
+        &zeros(4_294_967_296),
+        "extent_count is 4294967296 (in vg/logical_volumes/a/segment1), expected 1 to",
+    );
+    let zeros_twice = |extent: u64, counts: [u64; 2]| {
+        let zeros =
+            |start: u64, count: u64| format!("start_extent = {start} extent_count = {count} type = \"zero\"");
+        let of_two = text(&lv(1, "a", &[&zeros(0, counts[0]), &zeros(counts[0], counts[1])]));
+        of_two.replace("extent_size = 8192", &format!("extent_size = {extent}"))
+    };
+    read(&zeros_twice(8192, [4_294_967_290, 5])).unwrap();
+    assert_refused(&zeros_twice(8192, [4_294_967_290, 6]), "extents of an LV is 4294967296");
+    read(&zeros_twice(1 << 23, [1, 2_147_483_646])).unwrap();
+    assert_refused(&zeros_twice(1 << 23, [1, 2_147_483_647]), "extents of an LV is 2147483648");
+    // Each PV is what LVM reads, and the sum of all is not asked.
+    let two = text("").replace("pe_count = 100", "pe_count = 4294967295");
+    assert_eq!(read(&two).unwrap().pvs[1].pe_count, 4_294_967_295);
 }
 
 #[test]

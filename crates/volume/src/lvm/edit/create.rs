@@ -3,7 +3,7 @@
 use std::ops::RangeInclusive;
 
 use blockwork_format::dm_raid::ParityType;
-use blockwork_format::lvm2::vg::{PvIndex, SECTORS_MAX};
+use blockwork_format::lvm2::vg::PvIndex;
 use blockwork_format::lvm2::{Node, Section, Uuid};
 use blockwork_format::md::Level;
 use serde::{Deserialize, Serialize};
@@ -322,9 +322,8 @@ impl Draft {
                 of_volume(part(all, hundredths))
             }
         };
-        let Some(extents) = extents.filter(|extents| *extents <= SECTORS_MAX / vg.extent_sectors) else {
-            let (found, expected) = (size.to_string(), "less than 8 EiB".into());
-            return Err(EditError::Value { what: "the size", found, expected });
+        let Some(extents) = extents.filter(|extents| *extents <= vg.extents_max()) else {
+            return Err(self.too_large(size.to_string()));
         };
         if extents > 0 {
             return self.check_regions(shape, extents);

@@ -6,7 +6,7 @@
 
 use std::fmt;
 
-use blockwork_format::lvm2::vg::{Area, LvIndex};
+use blockwork_format::lvm2::vg::{Area, EXTENTS_MAX, LvIndex};
 use blockwork_format::lvm2::{Node, Section, Style, Uuid, VolumeGroup, names};
 use blockwork_format::{ErrorKind, FormatError, escape};
 use serde::{Deserialize, Serialize};
@@ -173,6 +173,38 @@ impl Draft {
         format!("{extents} extent{s} ({})", bytes_shown(bytes))
     }
 
+    /// A volume cannot have the size that was asked for.
+    pub(super) fn too_large(&self, found: String) -> EditError {
+        let most = self.vg.extents_max();
+        let expected = if most < EXTENTS_MAX {
+            "less than 8 EiB".to_owned()
+        } else {
+            format!("at most {}, {}", self.extents_shown(most), self.why_extents_max())
+        };
+        EditError::Value { what: "the size", found, expected }
+    }
+
+    /// Why there are no more extents, and what helps.
+    fn why_extents_max(&self) -> String {
+        let is_new = self.vg.seqno == 0;
+        let remedy = if is_new { "--physical-extent-size" } else { "`vgchange --physicalextentsize`" };
+        format!("as LVM counts them in 32 bits; give the group larger ones ({remedy})")
+    }
+
+    /// LVM refuses a PV of more extents than it can count, and one that would give the group more.
+    fn check_extents(&self, pv: &NewPv, extents: u64) -> Result<(), EditError> {
+        let all = self.vg.pvs.iter().fold(extents, |sum, pv| sum.saturating_add(pv.pe_count));
+        let (who, found) = match () {
+            () if extents > EXTENTS_MAX => ("it", extents),
+            () if all > EXTENTS_MAX => ("the group", all),
+            () => return Ok(()),
+        };
+        let (found, most) = (self.extents_shown(found), self.extents_shown(EXTENTS_MAX));
+        let why =
+            format!("{who} would have {found}, and may have {most} at most, {}", self.why_extents_max());
+        Err(EditError::disk(&pv.device_hint, why))
+    }
+
     /// The text of the change, without the NUL that ends it: with the next seqno, and who made it.
     pub fn text(&self) -> Vec<u8> {
         let mut tree = self.tree.clone();
@@ -190,7 +222,7 @@ impl Draft {
     ///
     /// # Errors
     ///
-    /// It has no room for one, or is in the group, or that may have no more.
+    /// It has no room for one, or is in the group, or that may have no more PVs or extents.
     pub fn add_pv(&mut self, pv: &NewPv) -> Result<u64, EditError> {
         if self.vg.pv(&pv.id).is_some() {
             return Err(EditError::Exists { what: "the physical volume", name: pv.id.to_string() });
@@ -212,6 +244,7 @@ impl Draft {
             );
             return Err(EditError::disk(&pv.device_hint, why));
         }
+        self.check_extents(pv, extents)?;
         let name = unused(|n| format!("pv{n}"), |name| self.vg.pvs.iter().any(|pv| pv.name == *name));
         let section = Keys::default()
             .text("id", &pv.id.to_string())

@@ -6,7 +6,7 @@
 //! as long as they are.
 
 use blockwork_format::escape;
-use blockwork_format::lvm2::vg::{Area, Lv, LvIndex, PvIndex, SECTORS_MAX, Segment, SegmentType};
+use blockwork_format::lvm2::vg::{Area, Lv, LvIndex, PvIndex, Segment, SegmentType};
 use blockwork_format::lvm2::{Entry, Node, Section};
 use serde::{Deserialize, Serialize};
 
@@ -153,14 +153,15 @@ impl Draft {
     ) -> Result<(u64, u64), EditError> {
         let volume = &self.group().lvs[lv.0];
         let from = volume.extents();
-        let most = SECTORS_MAX / self.group().extent_sectors;
-        match self.target(resize, volume, stripes) {
-            Some(to) if (1..=most).contains(&to) => Ok((from, to)),
-            _ => {
-                let expected = format!("at least 1 extent to be left of {from}, and less than 8 EiB");
+        let to = self.target(resize, volume, stripes);
+        match to {
+            Some(to) if (1..=self.group().extents_max()).contains(&to) => Ok((from, to)),
+            _ if to == Some(0) || matches!(resize, Resize::LessBytes(_) | Resize::LessExtents(_)) => {
+                let expected = format!("at least 1 extent to be left of {from}");
                 let found = resize.to_string();
                 Err(EditError::Value { what: "the size", found, expected })
             }
+            _ => Err(self.too_large(resize.to_string())),
         }
     }
 

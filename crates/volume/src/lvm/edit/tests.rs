@@ -219,9 +219,10 @@ fn a_refusal_says_what_is_needed_and_what_is_free() {
     let most = Size::Bytes(u64::MAX);
     refused(
         draft.create_volume(&new("b", most, Shape::Linear)),
-        "the size 15.99 EiB: expected less than 8 EiB",
+        "the size 15.99 EiB: expected at most 4294967295 extents (15.99 PiB), as LVM counts them in 32 bits; give the group larger \
+         ones (--physical-extent-size)",
     );
-    refused(draft.create_volume(&linear("b", u64::MAX)), "less than 8 EiB");
+    refused(draft.create_volume(&linear("b", u64::MAX)), "at most 4294967295 extents");
     let part = "expected at least one extent, on each physical volume";
     refused(
         draft.create_volume(&new("b", Size::PercentFree(0), Shape::Linear)),
@@ -315,7 +316,10 @@ fn numbers_of_any_size_are_refused() {
         for resize in [Resize::ToBytes, Resize::MoreBytes, Resize::ToExtents, Resize::MoreExtents] {
             assert!(draft.resize_volume("a", resize(number), true).is_err(), "{}", resize(number));
         }
-        refused(draft.resize_volume("a", Resize::MorePercentFree(number), true), "less than 8 EiB");
+        refused(
+            draft.resize_volume("a", Resize::MorePercentFree(number), true),
+            "at most 4294967295 extents",
+        );
     }
     assert_eq!(draft.text(), before);
 }
@@ -476,6 +480,50 @@ fn pvs_come_and_go() {
     draft.rename_group("new-name").unwrap();
     refused(draft.rename_group("a/b"), "'/' is in it");
     assert_eq!(VolumeGroup::from_text(&draft.text()).unwrap().name, "new-name");
+}
+
+#[test]
+fn nothing_has_more_extents_than_lvm_counts() {
+    const MOST: u64 = 4_294_967_295;
+    let pv = |nth: u32, extents: u64| {
+        let id = Uuid::from_compact(format!("pv{nth:030}").as_bytes()).unwrap();
+        NewPv { id, device_hint: format!("disk{nth}"), dev_sectors: 2048 + 2 * extents, pe_start: 2048 }
+    };
+    let mut draft = Draft::new_group("vg", 2, &[], author()).unwrap();
+    refused(
+        draft.add_pv(&pv(0, MOST + 1)),
+        "the disk disk0: it would have 4294967296 extents (4 TiB), and may have 4294967295 extents (3.99 TiB) at most, as LVM counts \
+         them in 32 bits; give the group larger ones (--physical-extent-size)",
+    );
+    draft.add_pv(&pv(0, MOST - 100)).unwrap();
+    let mut draft = Draft::of(Section::parse(&draft.text()).unwrap(), author()).unwrap();
+    refused(
+        draft.add_pv(&pv(1, 101)),
+        "the disk disk1: the group would have 4294967296 extents (4 TiB), and may have 4294967295 extents (3.99 TiB) at most, as LVM \
+         counts them in 32 bits; give the group larger ones (`vgchange --physicalextentsize`)",
+    );
+    draft.add_pv(&pv(1, 100)).unwrap();
+    draft.create_volume(&linear("all", MOST)).unwrap();
+    refused(draft.resize_volume("all", Resize::MoreExtents(1), false), "at most 4294967295 extents");
+    draft.remove_volume("all").unwrap();
+
+    // The group of a PV that `pvresize` made larger has more than LVM counts, and each of its volumes has not.
+    let text = String::from_utf8(draft.text()).unwrap().replace("pe_count = 100", "pe_count = 200");
+    let mut draft = Draft::of(Section::parse(text.as_bytes()).unwrap(), author()).unwrap();
+    let before = draft.text();
+    refused(draft.create_volume(&linear("all", MOST + 1)), "at most 4294967295 extents");
+    let all = Size::PercentFree(100);
+    refused(draft.create_volume(&new("all", all, Shape::Linear)), "the size 100%FREE: expected at most");
+    assert_eq!(draft.text(), before);
+    draft.create_volume(&linear("one", MOST - 1)).unwrap();
+    draft.resize_volume("one", Resize::MoreExtents(1), false).unwrap();
+    refused(draft.resize_volume("one", Resize::MorePercentFree(100), false), "at most 4294967295 extents");
+
+    // Of larger extents there are fewer.
+    let mut draft = Draft::new_group("vg", 1 << 23, &[], author()).unwrap();
+    let id = Uuid::from_compact(format!("pv{:030}", 1).as_bytes()).unwrap();
+    draft.add_pv(&NewPv { id, device_hint: "d".into(), dev_sectors: 1 << 30, pe_start: 2048 }).unwrap();
+    refused(draft.create_volume(&linear("a", 1 << 31)), "expected less than 8 EiB");
 }
 
 #[test]

@@ -180,8 +180,11 @@ fn pools_their_maps_and_their_volumes_are_resized() {
     assert_eq!((lv(&draft, "pool_tmeta").extents(), lv(&draft, "lvol0_pmspare").extents()), (3, 3));
     assert_eq!(draft.resize_volume("one", Resize::ToExtents(1_000_000), false).unwrap().to, 1_000_000);
     for most in [1 << 50, u64::MAX] {
-        refused(draft.resize_volume("one", Resize::MorePercentFree(most), false), "less than 8 EiB");
+        let too_large = "expected at most 4294967295 extents";
+        refused(draft.resize_volume("one", Resize::MorePercentFree(most), false), too_large);
     }
+    refused(draft.create_thin(&thin("two", "pool", 1 << 34)), "the size 16 PiB: expected at most 4294967295");
+    refused(draft.resize_volume("one", Resize::ToBytes(1 << 54), false), "the size 16 PiB: expected at most");
     refused(draft.resize_volume("one", Resize::ToExtents(9), false), "--force");
     assert_eq!(draft.resize_volume("one", Resize::ToExtents(9), true).unwrap().to, 9);
     assert_eq!(lv(&draft, "one").segments.len(), 1);
