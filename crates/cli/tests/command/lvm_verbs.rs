@@ -433,6 +433,45 @@ fn sizes_end_where_lvm_counts_no_further() {
 }
 
 #[test]
+fn a_cache_pool_of_metadata_format_2_keeps_no_volume_of_its_group_from_another_name() {
+    let lab = Lab::new(&[("a", 64)]);
+    run(&mut lab.scratch.blockwork(["vg", "create", "vg", "a"]));
+    lab.verb(&["lv", "create", "vg/plain", "--size", "8M"]);
+    // As `lvcreate --type cache-pool` writes it, which wants the kernel.
+    let lv = |name: &str, id: &str, flags: &str, segment: &str| {
+        format!(
+            "{name} {{ id = \"AAAAAA-LVid-0000-0000-0000-0000-{id:0>6}\" status = [{flags}] flags = []\n\
+             creation_time = 1700000000\ncreation_host = \"host\"\nsegment_count = 1\n\
+             segment1 {{ start_extent = 0\nextent_count = 2\n{segment} }} }}\n"
+        )
+    };
+    let on = |extent: u32| format!("type = \"striped\"\nstripe_count = 1\nstripes = [\"pv0\", {extent}]");
+    let hidden = "\"READ\", \"WRITE\"";
+    let pool = "type = \"cache-pool+METADATA_FORMAT\"\ndata = \"cp_cdata\"\nmetadata = \"cp_cmeta\"\nmetadata_format = 2\n\
+                chunk_size = 128\ncache_mode = \"writethrough\"\npolicy = \"smq\"";
+    let pool = [
+        lv("cp", "1", "\"READ\", \"WRITE\", \"VISIBLE\"", pool),
+        lv("cp_cdata", "2", hidden, &on(4)),
+        lv("cp_cmeta", "3", hidden, &on(6)),
+    ];
+    lab.edit("logical_volumes {", &format!("logical_volumes {{\n{}", pool.concat()));
+    let types = |lab: &Lab| lab.columns("lv_name,segtype");
+    assert_eq!(types(&lab), ["cp;cache-pool", "[cp_cdata];linear", "[cp_cmeta];linear", "plain;linear"]);
+    lab.verb(&["lv", "rename", "vg/plain", "data"]);
+    lab.verb(&["lv", "rename", "vg/cp", "fast"]);
+    assert_eq!(types(&lab), ["data;linear", "fast;cache-pool", "[fast_cdata];linear", "[fast_cmeta];linear"]);
+    let file = lab.scratch.at("after");
+    lab.lvm(&[&format!("vgcfgbackup -f {file} vg")]);
+    let text = std::fs::read_to_string(file).expect("LVM has written it");
+    assert!(
+        text.contains("type = \"cache-pool+METADATA_FORMAT\"") && text.contains("metadata_format = 2"),
+        "{text}"
+    );
+    let said = run(&mut lab.scratch.blockwork(["scan", "a"]));
+    assert!(!said.contains("METADATA_FORMAT"), "{said}");
+}
+
+#[test]
 fn a_disk_whose_own_metadata_area_is_ignored_says_what_else_it_takes() {
     let lab = Lab::new(&[("a", 16), ("b", 16)]);
     lab.verb(&["vg", "create", "vg", "a", "b"]);

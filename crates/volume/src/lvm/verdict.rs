@@ -71,10 +71,7 @@ impl<'a> Verdicts<'a> {
 
     fn of_segment(&self, segment: &Segment) -> Option<String> {
         let name = escape(&segment.type_name);
-        let is_known = |flag: &String| {
-            flag == "CACHE_USES_CACHEVOL" && matches!(segment.kind, SegmentType::Cache { .. })
-        };
-        if let Some(flag) = segment.type_flags.iter().find(|flag| !is_known(flag)) {
+        if let Some(flag) = segment.unknown_flag() {
             return Some(format!("its type {name} has the flag {}, which is not known here", escape(flag)));
         }
         let what = match &segment.kind {

@@ -231,6 +231,18 @@ impl SegmentType {
 }
 
 impl Segment {
+    /// A flag of its type that is none of those which that type is known to have.
+    pub fn unknown_flag(&self) -> Option<&str> {
+        let known = match self.kind {
+            // One LV in place of a pool.
+            SegmentType::Cache { .. } => Some("CACHE_USES_CACHEVOL"),
+            // Which blocks were written to is in a bitmap of its own (`metadata_format = 2`).
+            SegmentType::CachePool { .. } => Some("METADATA_FORMAT"),
+            _ => None,
+        };
+        self.type_flags.iter().map(String::as_str).find(|flag| Some(*flag) != known)
+    }
+
     /// Its areas on PVs or in LVs, and how many extents each of them has.
     pub fn areas(&self) -> (&[Area], u64) {
         match &self.kind {

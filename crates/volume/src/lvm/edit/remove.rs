@@ -247,7 +247,7 @@ impl Draft {
         };
         for lv in &vg.lvs {
             for segment in &lv.segments {
-                if matches!(segment.kind, SegmentType::Unknown) || !segment.type_flags.is_empty() {
+                if matches!(segment.kind, SegmentType::Unknown) || segment.unknown_flag().is_some() {
                     return refuse(format!("{}, of type {},", escape(&lv.name), escape(&segment.type_name)));
                 }
             }

@@ -456,6 +456,80 @@ fn what_is_not_known_here_is_not_renamed_removed_or_resized() {
 }
 
 #[test]
+fn names_follow_in_a_group_with_caches_whose_flags_are_known() {
+    let text = String::from_utf8(with_caches()).unwrap();
+    let draft = |text: &str| Draft::of(Section::parse(text.as_bytes()).unwrap(), author()).unwrap();
+    let mut renamed = draft(&text);
+    renamed.rename_volume("other", "x").unwrap();
+    renamed.rename_volume("cp", "fast").unwrap();
+    renamed.rename_volume("slow", "main").unwrap();
+    let renamed = String::from_utf8(renamed.text()).unwrap();
+    for part in [
+        "data = \"fast_cdata\"",
+        "metadata = \"fast_cmeta\"",
+        "cache_pool = \"vol\"",
+        "origin = \"main_corig\"",
+        "metadata_format = 2",
+    ] {
+        assert!(renamed.contains(part), "{part}: {renamed}");
+    }
+    // Each flag is one of its own type, and of no other.
+    for (from, to, kind) in [
+        ("cache-pool+METADATA_FORMAT", "cache-pool+METADATA_FORMAT+NEWER", "cp, of type cache-pool,"),
+        ("cache-pool+METADATA_FORMAT", "cache-pool+CACHE_USES_CACHEVOL", "cp, of type cache-pool,"),
+        ("cache+CACHE_USES_CACHEVOL", "cache+METADATA_FORMAT", "slow, of type cache,"),
+        ("cache+CACHE_USES_CACHEVOL", "cache+", "slow, of type cache,"),
+        ("\"zero\"", "\"zero+METADATA_FORMAT\"", "nothing, of type zero,"),
+    ] {
+        let odd = text.replace(from, to);
+        assert_ne!(odd, text, "{from}");
+        refused(
+            draft(&odd).rename_volume("other", "x"),
+            &format!("{kind} may name it, and is not known here"),
+        );
+    }
+}
+
+/// A group with a cache pool that nothing uses, a volume with one LV as its cache, zeros, and `other`.
+fn with_caches() -> Vec<u8> {
+    let mut draft = group(&[30]);
+    for name in ["other", "d", "m", "vol", "o"] {
+        draft.create_volume(&linear(name, 2)).unwrap();
+    }
+    let text = String::from_utf8(draft.text()).unwrap();
+    let mut text = text
+        .replace("\nd {", "\ncp_cdata {")
+        .replace("\nm {", "\ncp_cmeta {")
+        .replace("\no {", "\nslow_corig {");
+    let lv = |nth: u32, name: &str, segment: &str| {
+        format!(
+            "{name} {{ id = \"AAAAAA-LVid-0000-0000-0000-0000-{nth:06}\" status = [\"READ\", \"WRITE\", \"VISIBLE\"] \
+             flags = [] segment_count = 1 segment1 {{ start_extent = 0 extent_count = 2 {segment} }} }}\n"
+        )
+    };
+    let more = [
+        lv(
+            1,
+            "cp",
+            "type = \"cache-pool+METADATA_FORMAT\" data = \"cp_cdata\" metadata = \"cp_cmeta\" metadata_format = 2",
+        ),
+        lv(
+            2,
+            "slow",
+            "type = \"cache+CACHE_USES_CACHEVOL\" cache_pool = \"vol\" origin = \"slow_corig\" metadata_format = 2",
+        ),
+        lv(3, "nothing", "type = \"zero\""),
+    ];
+    text = text.replace("logical_volumes {\n", &format!("logical_volumes {{\n{}", more.concat()));
+    for hidden in ["cp_cdata", "cp_cmeta", "vol", "slow_corig"] {
+        let at = text.find(&format!("\n{hidden} {{")).unwrap();
+        let rest = text.split_off(at).replacen(",\"VISIBLE\"", "", 1).replacen(", \"VISIBLE\"", "", 1);
+        text += &rest;
+    }
+    text.into_bytes()
+}
+
+#[test]
 fn pvs_come_and_go() {
     let mut draft = group(&[10, 10]);
     draft.create_volume(&linear("a", 12)).unwrap();
