@@ -154,11 +154,16 @@ impl Lab {
 
     /// Has LVM write a text of the group in which something is replaced.
     pub fn edit(&self, from: &str, to: &str) {
+        self.edit_by(|text| text.replace(from, to));
+    }
+
+    /// The same, in which more is changed.
+    pub fn edit_by(&self, change: impl Fn(&str) -> String) {
         let file = self.scratch.at("text");
         self.lvm(&[&format!("vgcfgbackup -f {file} vg")]);
         let before = fs::read_to_string(&file).expect("LVM has written it");
-        let after = before.replace(from, to);
-        assert_ne!(before, after, "there is no {from:?}");
+        let after = change(&before);
+        assert_ne!(before, after, "there is nothing to change");
         fs::write(&file, after).expect("a file");
         self.lvm(&[&format!("vgcfgrestore -y --force -f {file} vg")]);
     }

@@ -1,4 +1,4 @@
-//! RAID volumes that become larger: every leg by as many extents.
+//! RAID volumes that become larger, and the data or the map of a pool that is one: every leg by as many extents.
 //!
 //! Only the text changes. The metadata volumes of the legs keep their superblocks, which tell of the array as it was: whoever serves
 //! the volume next, the kernel or we, finds it larger than that, and resyncs what is new. A text that was cut off on its way so

@@ -446,6 +446,10 @@ impl Draft {
 
     fn resize_part(&mut self, part: &str, resize: Resize) -> Result<Resized, EditError> {
         let lv = self.group().lv(part).expect("a part of a volume");
+        // Where it is served, that is refused: its mirrors, or its parity, are kept at the size that it had.
+        if matches!(self.group().lvs[lv.0].segments[0].kind, SegmentType::Raid { .. }) {
+            return self.grow_raid(part, lv, resize);
+        }
         let (from, to) = self.new_extents(lv, resize, 1)?;
         if to < from {
             let why = "a thin pool, its map and the spare do not become smaller";

@@ -84,6 +84,33 @@ fn legs_never_share_a_pv_and_a_raid_does_not_become_smaller() {
 }
 
 #[test]
+fn a_pool_whose_parts_are_raids_grows_by_their_legs() {
+    let mut draft = group(&[40, 40, 40]);
+    draft.create_volume(&new("d", Size::Extents(4), RAID1)).unwrap();
+    draft.create_volume(&new("m", Size::Extents(1), RAID1)).unwrap();
+    draft.create_thin_pool(&thin::pool("pool", Size::Extents(4))).unwrap();
+    let on_raids = |text: &str| text.replace("\"pool_tdata\"", "\"d\"").replace("\"pool_tmeta\"", "\"m\"");
+    let mut draft = changed(&draft, on_raids);
+    let extents = |draft: &Draft, name: &str| lv(draft, name).extents();
+    let resized = draft.resize_volume("pool", Resize::MoreExtents(3), false).unwrap();
+    assert_eq!((resized.from, resized.to), (4, 7));
+    let data = ["pool", "d", "d_rimage_0", "d_rimage_1", "d_rmeta_0"];
+    assert_eq!(data.map(|name| extents(&draft, name)), [7, 7, 7, 7, 1]);
+    draft.grow_pool_metadata("pool", Resize::ToExtents(2)).unwrap();
+    let map = ["m", "m_rimage_0", "m_rimage_1", "lvol0_pmspare", "pool"];
+    assert_eq!(map.map(|name| extents(&draft, name)), [2, 2, 2, 2, 7]);
+    for refuse in [Resize::LessExtents(1), Resize::ToExtents(1)] {
+        refused(draft.resize_volume("pool", refuse, true), "a RAID volume only becomes larger here");
+    }
+    // What cannot grow is named, with the tool that does it.
+    let mut odd = changed(&draft, |text| text.replacen("type = \"raid1\"", "type = \"zero\"", 1));
+    refused(
+        odd.resize_volume("pool", Resize::MoreExtents(1), false),
+        "d: it is of type zero, and only linear",
+    );
+}
+
+#[test]
 fn a_bitmap_that_has_no_room_for_more_bits_and_odd_forms_are_refused() {
     let mut draft = group(&[4000, 4000]);
     // A bit for 4 KiB: an extent of 4 MiB for the bitmap has room for what 2^21 bits are allowed to tell of, 8 GiB.
