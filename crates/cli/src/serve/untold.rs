@@ -40,7 +40,7 @@ impl ServedGroups {
         let merged = merged.map(|(pool, _)| &text.lvs[pool.0].name);
         for name in pools.iter().chain(merged) {
             let open = group.text.lv(name).and_then(|lv| group.thin_pools.get(&lv)).and_then(ThinPool::pool);
-            if let Some(Err(error)) = open.map(|pool| pool.check_writable()) {
+            if let Some(error) = open.and_then(|pool| pool.check_writable().err()) {
                 let why = format!("the pool {}: {error}", escape(name));
                 return Err(Refusal::new(RefusalKind::Conflict, why));
             }
