@@ -98,16 +98,15 @@ impl Next {
                 Some(at) if at <= Instant::now() => return Ok(None),
                 Some(at) => self.news.recv_timeout(at.saturating_duration_since(Instant::now())),
             };
-            return match news {
-                Ok(News::Bytes(bytes)) => Ok(Some(bytes)),
+            match news {
+                Ok(News::Bytes(bytes)) => return Ok(Some(bytes)),
                 Ok(News::Stop) => {
                     let at = Instant::now() + ON_ITS_WAY;
                     self.deadline = Some(self.deadline.map_or(at, |deadline| deadline.min(at)));
-                    continue;
                 }
-                Ok(News::End) | Err(_) => Ok(None),
-                Ok(News::Broken(error)) => Err(error).context("the server ended the trace"),
-            };
+                Ok(News::End) | Err(_) => return Ok(None),
+                Ok(News::Broken(error)) => return Err(error).context("the server ended the trace"),
+            }
         }
     }
 }

@@ -466,15 +466,21 @@ fn hundreds_of_disks_and_thousands_of_volumes_are_read_once() {
     assert!(bytes <= expected, "{bytes} bytes, expected at most {expected}");
 }
 
+/// A disk of 20 MiB with the volume `inside/data` of 8 MiB, to be put on another one.
+fn group_that_goes_inside(scratch: &Scratch) -> String {
+    let inner = scratch.sparse("inner", 20 << 20);
+    run(&mut scratch.blockwork(["vg", "create", "inside", &inner]));
+    run(&mut scratch.blockwork(["lv", "create", "inside/data", "-L", "8M", "--disk", &inner]));
+    inner
+}
+
 /// The disk of a virtual machine in a thin volume, whose map nobody has read in its midst.
 #[test]
 fn a_group_on_a_partition_of_a_thin_volume_is_found() {
     const MIB: u64 = 1 << 20;
     let scratch = Scratch::new();
     let verb = |words: &[&str]| run(&mut scratch.blockwork(words));
-    let inner = scratch.sparse("inner", 20 * MIB);
-    verb(&["vg", "create", "inside", &inner]);
-    verb(&["lv", "create", "inside/data", "-L", "8M", "--disk", &inner]);
+    let inner = group_that_goes_inside(&scratch);
     let vm = Disk::new(&scratch, "vm", 64 * MIB / SECTOR);
     let table = "label: gpt\nstart=2048,size=79872\nstart=81920,size=40960";
     run(tool("sh").args(["-c", &format!("printf '{table}' | sfdisk --quiet {}", vm.path)]));
@@ -502,9 +508,7 @@ fn a_group_in_a_volume_that_has_snapshots_is_that_of_the_origin() {
     const MIB: u64 = 1 << 20;
     let scratch = Scratch::new();
     let verb = |words: &[&str]| run(&mut scratch.blockwork(words));
-    let inner = scratch.sparse("inner", 20 * MIB);
-    verb(&["vg", "create", "inside", &inner]);
-    verb(&["lv", "create", "inside/data", "-L", "8M", "--disk", &inner]);
+    let inner = group_that_goes_inside(&scratch);
     let disk = scratch.sparse("disk", 150 * MIB);
     verb(&["vg", "create", "outside", &disk]);
     verb(&["lv", "create", "outside/pool", "--thin-pool", "-L", "40M", "--disk", &disk]);
