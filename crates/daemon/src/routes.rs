@@ -336,7 +336,7 @@ mod tests {
     fn what_changes_something_is_finished_though_nobody_waits_and_takes_bounded_room() {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let stats = Arc::new(Stats::new(Vec::new()));
-        let hub = TraceHub::new(stats.nodes());
+        let hub = TraceHub::new(&stats.nodes());
         let mut state = ControlState::new(stats, hub);
         let (begun, begins) = mpsc::channel();
         let (go_on, goes_on) = mpsc::channel();

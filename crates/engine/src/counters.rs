@@ -4,7 +4,7 @@
 //! read it. [`Stats`] adds the workers up.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
 use crate::bio::Op;
 use crate::choice::{self, ChoiceSnapshot, Choices};
@@ -376,9 +376,9 @@ pub struct StatsFull;
 
 /// All workers' counters.
 pub struct Stats {
-    nodes: Vec<NodeInfo>,
-    /// Those that came later, numbered behind the others.
-    added: Mutex<Vec<NodeInfo>>,
+    nodes: Mutex<Vec<NodeInfo>>,
+    /// How many of them there were from the beginning.
+    at_first: usize,
     workers: Mutex<Vec<Arc<CounterTable>>>,
     rings: Rings,
     locks: Locks,
@@ -389,21 +389,24 @@ impl Stats {
     /// Counters for these nodes: a [`NodeId`] is an index into them.
     pub fn new(nodes: Vec<NodeInfo>) -> Stats {
         Stats {
-            nodes,
-            added: Mutex::default(),
+            at_first: nodes.len(),
+            nodes: Mutex::new(nodes),
             workers: Mutex::default(),
             rings: Rings::default(),
             locks: Locks::default(),
             decisions: Decisions::default(),
         }
     }
-    /// The nodes that there were from the beginning.
-    pub fn nodes(&self) -> &[NodeInfo] {
-        &self.nodes
+    fn infos(&self) -> MutexGuard<'_, Vec<NodeInfo>> {
+        self.nodes.lock().expect("no holder of this lock panics")
+    }
+    /// The nodes that there are now.
+    pub fn nodes(&self) -> Vec<NodeInfo> {
+        self.infos().clone()
     }
     /// How many nodes there are now.
     pub fn node_count(&self) -> usize {
-        self.nodes.len() + self.added.lock().expect("no holder of this lock panics").len()
+        self.infos().len()
     }
     /// One more node.
     ///
@@ -411,28 +414,26 @@ impl Stats {
     ///
     /// [`ADDED_NODES_MAX`] were added before.
     pub fn add(&self, node: NodeInfo) -> Result<NodeId, StatsFull> {
-        let mut added = self.added.lock().expect("no holder of this lock panics");
-        let id = u16::try_from(self.nodes.len() + added.len()).map_err(|_| StatsFull)?;
-        if added.len() == ADDED_NODES_MAX {
+        let mut nodes = self.infos();
+        let id = u16::try_from(nodes.len()).map_err(|_| StatsFull)?;
+        if nodes.len() - self.at_first == ADDED_NODES_MAX {
             return Err(StatsFull);
         }
-        added.push(node);
+        nodes.push(node);
         Ok(NodeId(id))
     }
-    /// A node that was added is another one from now on. Its figures are those of the old one until each worker has had them begin anew
-    /// ([`Worker::clear_counters`](crate::Worker::clear_counters)).
+    /// A node goes by another name from now on, or is another one. Then its figures are those of the old one until each worker has had them
+    /// begin anew ([`Worker::clear_counters`](crate::Worker::clear_counters)).
     ///
     /// # Panics
     ///
-    /// It was not added.
+    /// There is no such node.
     pub fn renew(&self, node: NodeId, info: NodeInfo) {
-        let mut added = self.added.lock().expect("no holder of this lock panics");
-        let at = usize::from(node.0).checked_sub(self.nodes.len()).filter(|at| *at < added.len());
-        added[at.expect("only what was added becomes another one")] = info;
+        self.infos()[usize::from(node.0)] = info;
     }
     /// A table for one more worker, with room for nodes to come.
     pub fn worker(&self) -> Arc<CounterTable> {
-        let room = (self.nodes.len() + ADDED_NODES_MAX).min(usize::from(u16::MAX));
+        let room = (self.at_first + ADDED_NODES_MAX).min(usize::from(u16::MAX));
         let table = Arc::new(CounterTable::new(room));
         self.workers.lock().expect("no holder of this lock panics").push(table.clone());
         table
@@ -500,8 +501,7 @@ impl Stats {
                 })
                 .collect(),
         };
-        let added = self.added.lock().expect("no holder of this lock panics").clone();
-        self.nodes.iter().chain(&added).enumerate().map(one).collect()
+        self.nodes().iter().enumerate().map(one).collect()
     }
 }
 
@@ -538,6 +538,11 @@ mod tests {
         table.clear(last);
         let figures = &stats.snapshot()[ADDED_NODES_MAX];
         assert_eq!((figures.info.name.as_str(), figures.get(Counter::In)), ("another", 0));
+        // What there was from the beginning can have another name, too, and keeps its figures.
+        table.add(NodeId(0), Counter::In, 3);
+        stats.renew(NodeId(0), NodeInfo { name: "renamed".into(), ..node(0) });
+        let figures = &stats.snapshot()[0];
+        assert_eq!((figures.info.name.as_str(), figures.get(Counter::In)), ("renamed", 3));
         assert!(figures.latency.iter().all(|(_, histogram)| histogram.count() == 0));
     }
 

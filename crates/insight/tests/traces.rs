@@ -196,8 +196,8 @@ fn a_subscriber_hears_of_its_volumes_stack_only() {
 }
 
 #[test]
-fn who_listens_to_a_node_that_becomes_another_one_hears_nothing_of_that() {
-    let hub = TraceHub::new(&[node("disk")]);
+fn who_listens_to_a_node_hears_of_it_by_its_new_name_but_nothing_when_it_becomes_another_one() {
+    let hub = TraceHub::new(&[node("first")]);
     hub.name(NodeId(1), &node("vg/old"));
     let [old, disk] = [NodeId(1), NodeId(0)].map(|node| hub.subscribe(Some([node].into_iter().collect())));
     let all = hub.subscribe(None);
@@ -207,19 +207,23 @@ fn who_listens_to_a_node_that_becomes_another_one_hears_nothing_of_that() {
         sink.take(0, &mut vec![Event { node: NodeId(node), ..long }]);
     };
     happens(1);
+    hub.rename(NodeId(1), &node("vg/renamed"));
+    happens(1);
     hub.name(NodeId(1), &node("vg/new"));
     happens(1);
+    hub.rename(NodeId(0), &node("disk"));
     happens(0);
     // What a record cannot tell is a message, with the name.
+    const NAMES: [&str; 5] = ["first", "disk", "vg/old", "vg/renamed", "vg/new"];
     let names = |subscription: &Subscription| {
         let batches = received(subscription);
         let text = TextMerge::new().push(&batches).unwrap();
-        let named = |line: &str| ["disk", "vg/old", "vg/new"].into_iter().find(|name| line.contains(name));
+        let named = |line: &str| NAMES.into_iter().find(|name| line.contains(name));
         text.lines().filter_map(named).collect::<Vec<_>>()
     };
-    assert_eq!(names(&old), ["vg/old"]);
+    assert_eq!(names(&old), ["vg/old", "vg/renamed"]);
     assert_eq!(names(&disk), ["disk"]);
-    assert_eq!(names(&all), ["vg/old", "vg/new", "disk"]);
+    assert_eq!(names(&all), ["vg/old", "vg/renamed", "vg/new", "disk"]);
 }
 
 #[test]

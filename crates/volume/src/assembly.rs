@@ -1,6 +1,6 @@
 //! Disks to leaves, and leaves to the graph of devices: one [`Assembly`] holds all of it.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs;
 use std::io::Read;
 use std::path::Path;
@@ -141,6 +141,11 @@ impl Assembly {
     /// Nodes that were another layer's, of a volume that has gone, and have become one's that has come since this was last asked.
     pub fn take_renewed_nodes(&mut self) -> Vec<NodeId> {
         self.graph.nodes.take_renewed()
+    }
+
+    /// Nodes that go by another name, with their volume, since this was last asked.
+    pub fn take_renamed_nodes(&mut self) -> BTreeSet<NodeId> {
+        self.graph.nodes.take_renamed()
     }
 
     /// The number of the leaf that has this node.

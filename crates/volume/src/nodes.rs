@@ -4,7 +4,7 @@
 //! server runs, so those of a device that is no more are given to other layers: when there are no new ones, and the one first that was
 //! given up first, so that whoever still looks at the old one has long ceased to.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
 use blockwork_engine::{ADDED_NODES_MAX, NodeId, NodeInfo, NodeKind};
 
@@ -34,6 +34,8 @@ pub(crate) struct Nodes {
     free: VecDeque<NodeId>,
     /// What has become another layer's since somebody last asked.
     renewed: Vec<NodeId>,
+    /// What has had another name since somebody last asked.
+    renamed: BTreeSet<NodeId>,
 }
 
 impl Nodes {
@@ -88,6 +90,25 @@ impl Nodes {
     /// Those that have become other layers' since somebody last asked.
     pub(crate) fn take_renewed(&mut self) -> Vec<NodeId> {
         std::mem::take(&mut self.renewed)
+    }
+
+    /// Those that go by another name since somebody last asked.
+    pub(crate) fn take_renamed(&mut self) -> BTreeSet<NodeId> {
+        std::mem::take(&mut self.renamed)
+    }
+
+    /// A device has another name, and so have its layers and its partitions', which are called after it. Their numbers and figures stay.
+    pub(crate) fn rename(&mut self, device: DeviceId, old: &str, new: &str) {
+        let Some(own) = self.of_volumes.remove(&device) else { return };
+        let called = |name: &str| name.strip_prefix(old).map(|rest| format!("{new}{rest}"));
+        let renamed = own.into_iter().map(|((name, kind), node)| {
+            let name = called(&name).unwrap_or(name);
+            self.infos[usize::from(node.0)].name.clone_from(&name);
+            self.renamed.insert(node);
+            ((name, kind), node)
+        });
+        let renamed = renamed.collect();
+        self.of_volumes.insert(device, renamed);
     }
 
     /// The node of a layer of `device`, or of its partitions: the one that the layer of that name and kind had before, where it is built anew

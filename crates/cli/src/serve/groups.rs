@@ -444,6 +444,9 @@ impl ServedGroups {
         for grown in adopted.pools {
             note("the pool has grown, and", grown.map_err(Into::into).and_then(|grown| self.grow(grown)));
         }
+        if !adopted.renamed.is_empty() {
+            note("counters and traces", self.served.name_nodes(&mut self.assembly()));
+        }
         for (old, new) in adopted.renamed {
             note(&new, self.rename(&old, &new));
         }

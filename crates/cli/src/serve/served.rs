@@ -73,7 +73,7 @@ impl Served {
         self.all().into_iter().find(|(_, volume)| volume.name == name)
     }
 
-    /// Counters and traces get to know the nodes that an assembly has made since they did last. Whoever calls has not let go of the
+    /// Counters and traces get to know the nodes that an assembly has made, or given other names, since they did last. Whoever calls has not let go of the
     /// assembly since it made them.
     ///
     /// # Errors
@@ -94,6 +94,10 @@ impl Served {
             let info: &NodeInfo = assembly.node(node);
             let named = self.stats.add(info.clone())?;
             self.hub.name(named, info);
+        }
+        for node in assembly.take_renamed_nodes() {
+            self.stats.renew(node, assembly.node(node).clone());
+            self.hub.rename(node, assembly.node(node));
         }
         Ok(())
     }

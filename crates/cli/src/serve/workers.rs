@@ -64,7 +64,7 @@ impl Workers {
         on_end: OnEnd,
     ) -> Result<Workers> {
         let (stats, leaves) = (Arc::new(assembly.stats()), assembly.leaves());
-        let hub = TraceHub::new(stats.nodes());
+        let hub = TraceHub::new(&stats.nodes());
         let log = config.log_writes.as_deref().map(|path| log_writes(path, &assembly)).transpose()?;
         let parts = Parts { volumes: volumes.into(), leaves, stats, log };
         let quiescence = Quiescence::default();

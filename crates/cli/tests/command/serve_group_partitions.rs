@@ -1,6 +1,8 @@
 //! Partitions in volumes of a group that is changed while it is served, and an array upon some: partitions are the volume's that they lie on,
 //! whatever that is called and whatever becomes of it, and nothing is cut off below what lies on a volume.
 
+use std::collections::BTreeMap;
+
 use rustix::process::Signal;
 
 use crate::support::lvm::Lab;
@@ -52,8 +54,7 @@ fn exports(lab: &Lab) -> Vec<String> {
     let said = run(tool("nbdinfo").args(["--list", "--json", &lab.scratch.uri("")]));
     let all: serde_json::Value = serde_json::from_str(&said).expect("JSON");
     let names = all["exports"].as_array().expect("exports").iter();
-    let mut names: Vec<String> =
-        names.map(|one| one["export-name"].as_str().expect("a name").to_owned()).collect();
+    let mut names: Vec<String> = names.map(|one| text(&one["export-name"])).collect();
     names.sort_unstable();
     names
 }
@@ -65,6 +66,17 @@ fn expect_exports(lab: &Lab, expected: &[&str]) {
     let mut names: Vec<&str> = volumes.map(|one| one["name"].as_str().expect("a name")).collect();
     names.sort_unstable();
     assert_eq!(names, expected);
+}
+
+/// What counters and traces call layers, by number.
+fn nodes(lab: &Lab) -> BTreeMap<u64, String> {
+    let stats = lab.scratch.ask("/v1/stats");
+    let nodes = stats["nodes"].as_array().expect("nodes").iter();
+    nodes.map(|node| (node["node"].as_u64().expect("a number"), text(&node["name"]))).collect()
+}
+
+fn text(value: &serde_json::Value) -> String {
+    value.as_str().expect("a text").to_owned()
 }
 
 fn serve(lab: &Lab) -> Server {
@@ -80,9 +92,20 @@ fn partitions_go_by_the_name_that_their_volume_has_now() {
         let lab = group(&volumes);
         let server = serve(&lab);
         expect_exports(&lab, &["vg/a", "vg/a/1", "vg/b", "vg/b/1"]);
+        let before = nodes(&lab);
         for [old, new] in [["vg/a", "x"], ["vg/b", "a"], ["vg/x", "b"]] {
             served(&lab, &["lv", "rename", old, new]);
         }
+        // The layers keep their numbers, and their figures with these.
+        let swapped = |name: &String| match name.strip_prefix("vg/a") {
+            Some(rest) => format!("vg/b{rest}"),
+            None => name.strip_prefix("vg/b").map_or(name.clone(), |rest| format!("vg/a{rest}")),
+        };
+        assert!(
+            ["vg/a", "vg/a/1"].iter().all(|name| before.values().any(|known| known == name)),
+            "{before:?}"
+        );
+        assert_eq!(nodes(&lab), before.iter().map(|(node, name)| (*node, swapped(name))).collect());
         assert_eq!((&*begin(&lab, "vg/a/1", 0), &*begin(&lab, "vg/b/1", 0)), ("vg/b", "vg/a"));
         write(&lab, "vg/a/1", "new");
         assert_eq!((&*begin(&lab, "vg/a", 1 << 20), &*begin(&lab, "vg/b", 1 << 20)), ("new", "vg/a"));

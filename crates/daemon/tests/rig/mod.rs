@@ -45,7 +45,7 @@ impl Rig {
             device: (259, minor),
         };
         let stats = Arc::new(Stats::new(names.iter().zip(0..).map(info).collect()));
-        let hub = TraceHub::new(stats.nodes());
+        let hub = TraceHub::new(&stats.nodes());
         let volume = |(source, n): (&Arc<dyn LeafSource>, u16)| {
             let layer = LeafLayer::new(LeafId(n), NodeId(n), source.sectors(), source.limits().clone());
             Volume::new(source.name(), Arc::new(layer), n == 1)

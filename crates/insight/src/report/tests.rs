@@ -69,7 +69,7 @@ fn what_a_disk_has_in_flight_is_told_in_every_form_and_of_layers_it_is_not() {
 
 #[test]
 fn a_table_of_nothing_says_so() {
-    let quiet = Stats::new(stats().nodes().to_vec());
+    let quiet = Stats::new(stats().nodes());
     assert_eq!(table(&quiet.snapshot()), "no I/O\n");
 }
 

@@ -25,35 +25,27 @@ type Name = (Device, String);
 /// What is the same for all records.
 pub(super) struct Names {
     pid: u32,
-    nodes: Vec<Name>,
-    /// Of nodes that came later, numbered behind the others.
-    added: Box<[RwLock<Option<Name>>]>,
+    /// By number; none: it may come later.
+    nodes: Box<[RwLock<Option<Name>>]>,
 }
 
 impl Names {
     pub(super) fn new(nodes: &[NodeInfo]) -> Names {
-        let added = (0..ADDED_NODES_MAX).map(|_| RwLock::default()).collect();
-        Names { pid: std::process::id(), nodes: nodes.iter().map(name_of).collect(), added }
+        let known = nodes.iter().map(|node| RwLock::new(Some(name_of(node))));
+        let added = (0..ADDED_NODES_MAX).map(|_| RwLock::default());
+        Names { pid: std::process::id(), nodes: known.chain(added).collect() }
     }
 
-    /// Names a node that came later, or that has become another one.
+    /// Names a node that came later, that goes by another name, or that has become another one.
     pub(super) fn name(&self, node: NodeId, info: &NodeInfo) {
-        if let Some(slot) =
-            usize::from(node.0).checked_sub(self.nodes.len()).and_then(|at| self.added.get(at))
-        {
+        if let Some(slot) = self.nodes.get(usize::from(node.0)) {
             *slot.write().unwrap_or_else(PoisonError::into_inner) = Some(name_of(info));
         }
     }
 
     fn look<T>(&self, node: NodeId, act: impl FnOnce(&Name) -> T) -> T {
-        let at = usize::from(node.0);
-        match self.nodes.get(at) {
-            Some(known) => act(known),
-            None => {
-                let known = self.added[at - self.nodes.len()].read().unwrap_or_else(PoisonError::into_inner);
-                act(known.as_ref().expect("a node is named before anything happens to it"))
-            }
-        }
+        let known = self.nodes[usize::from(node.0)].read().unwrap_or_else(PoisonError::into_inner);
+        act(known.as_ref().expect("a node is named before anything happens to it"))
     }
 
     fn device(&self, node: NodeId) -> Device {

@@ -118,6 +118,11 @@ impl TraceHub {
         self.names.name(node, info);
     }
 
+    /// A node goes by another name: who listens to it goes on to.
+    pub fn rename(&self, node: NodeId, info: &NodeInfo) {
+        self.names.name(node, info);
+    }
+
     /// Set while somebody listens.
     pub fn wanted(&self) -> Arc<AtomicBool> {
         self.wanted.clone()

@@ -145,6 +145,7 @@ impl Assembly {
             let partitions = partitions.get(&device).map_or(&[][..], Vec::as_slice);
             let renamed = self.update(device, group, &verdicts, now, visible[now.0]);
             if let Some(names) = renamed {
+                self.graph.nodes.rename(device, &names.0, &names.1);
                 let of_partitions = self.rename_partitions(&names, partitions);
                 let all = [vec![names], of_partitions].concat();
                 adopted.renamed.extend(all.into_iter().filter(|_| visible[now.0]));
