@@ -43,7 +43,7 @@ use crate::volume::{Volume, VolumeId};
 
 use bios::{BioState, Root};
 pub(crate) use bios::{Bios, Owner};
-pub(crate) use cure::{LeafFailure, Step, Trail};
+pub(crate) use cure::{End, PartFailure, Step, Trail};
 use joint::Joint;
 use pauses::{Pause, Pauses};
 
@@ -93,7 +93,7 @@ pub(crate) struct Core {
     extents: Vec<Extent>,
     completed: Vec<(u32, Result<(), Errno>)>,
     /// What leaves refused, of bios that are not finished.
-    failures: Vec<LeafFailure>,
+    failures: Vec<PartFailure>,
     pub(crate) attendance: Attendance,
     /// Ragged writes may have claimed something: bios are to look.
     heeds_claims: bool,
@@ -433,7 +433,10 @@ impl Core {
                 }
                 Target::Sum(node) => self.compute(bio, node, extent.span),
                 Target::Task(node) => self.carry_out(bio, node, extent.span),
-                Target::Error(errno) => self.completed.push((bio, Err(errno))),
+                Target::Error(errno) => {
+                    self.note_failure(bio, End::Error, extent.span, errno);
+                    self.completed.push((bio, Err(errno)));
+                }
             }
         }
         if count == 0 {
@@ -444,14 +447,15 @@ impl Core {
     /// Has a part of a read computed.
     #[cold]
     fn compute(&mut self, bio: u32, node: NodeId, span: Span) {
-        let layer =
-            layer_under(&self.root_of(bio), node).expect("a layer that computes belongs to the stack");
+        let root = self.root_of(bio);
+        let layer = layer_under(&root, node).expect("a layer that computes belongs to the stack");
         let mut data = Segments::new();
         self.bios.slice(bio, span.at, span.nr, &mut data);
         let cx = self.executor.context().clone();
         self.executor.spawn(async move {
-            let result = sum::compute_read(&*layer, span, &data, &cx).await;
-            cx.command(Command::CarriedOut { bio, result });
+            let goes_on = || any_redundant(&*root, Some(node));
+            let refused = sum::compute_read(&*layer, span, &data, &goes_on, &cx).await;
+            cx.command(Command::CarriedOut { bio, node, refused });
         });
     }
 
@@ -462,7 +466,8 @@ impl Core {
         let cx = self.context_for(bio, span);
         self.executor.spawn(async move {
             let result = layer.carry_out(span, cx.clone()).await;
-            cx.command(Command::CarriedOut { bio, result });
+            let refused = result.err().map(|errno| (span, errno)).into_iter().collect();
+            cx.command(Command::CarriedOut { bio, node, refused });
         });
     }
 
@@ -499,10 +504,10 @@ impl Core {
         let cx = self.context_for(bio, defer.span);
         self.executor.spawn(async move {
             let result = layer.prepare(defer, cx.clone()).await;
-            cx.command(Command::Resume {
-                bio,
-                prepared: Prepared::from_buf([(defer.node, defer.span)]),
-                result,
+            let Defer { node, span, .. } = defer;
+            cx.command(match result {
+                Ok(()) => Command::Resume { bio, prepared: Prepared::from_buf([(node, span)]), result },
+                Err(errno) => Command::Unprepared { bio, node, span, errno },
             });
         });
     }
@@ -627,7 +632,17 @@ impl Core {
                 self.resolve_again(bio);
             }
             Command::Resume { bio, result: Err(errno), .. } => self.fail(bio, errno),
-            Command::CarriedOut { bio, result } => self.completed.push((bio, result)),
+            Command::Unprepared { bio, node, span, errno } => {
+                self.note_failure(bio, End::Layer(node), span, errno);
+                self.fail(bio, errno);
+            }
+            Command::CarriedOut { bio, node, refused } => {
+                let first = refused.first().map(|(_, errno)| *errno);
+                for (span, errno) in refused {
+                    self.note_failure(bio, End::Layer(node), span, errno);
+                }
+                self.completed.push((bio, first.map_or(Ok(()), Err)));
+            }
             Command::FlushTurn { leaf, turn } => {
                 self.with_queue(env, usize::from(leaf.0), |queue, cx| queue.take_flush_turn(cx, turn));
             }
@@ -635,7 +650,7 @@ impl Core {
             Command::Spawn(task) => self.executor.spawn(task),
             Command::Allocation { root, sector, nr, answer } => {
                 // Copies may differ where nobody has written: what one of them has says nothing of another.
-                let one_way = !any_redundant(&*root);
+                let one_way = !any_redundant(&*root, None);
                 let found = one_way.then(|| self.allocation_of(&*root, sector, nr).ok()).flatten();
                 answer.give(found.unwrap_or((Allocation::Data, nr)));
             }

@@ -14,7 +14,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use crate::bio::{Errno, Flags, Op};
-use crate::core::{Step, Trail};
+use crate::core::{End, Step, Trail};
 use crate::counters::{Counter, CounterTable};
 use crate::event::{Action, Event, Payload, Reason, Tracer};
 use crate::leaf::LeafId;
@@ -300,9 +300,10 @@ pub fn layer_below(root: &dyn Layer, node: NodeId) -> Option<Arc<dyn Layer>> {
     find_where(root, &mut Seen::new(), &|layer| layer.node() == node)
 }
 
-/// Whether a layer under `root` can do without a part of what lies below it.
-pub(crate) fn any_redundant(root: &dyn Layer) -> bool {
-    root.is_redundant() || find_where(root, &mut Seen::new(), &|layer| layer.is_redundant()).is_some()
+/// Whether `root`, or a layer under it, other than that of `but`, can do without a part of what lies below it.
+pub(crate) fn any_redundant(root: &dyn Layer, but: Option<NodeId>) -> bool {
+    let is_one = |layer: &dyn Layer| layer.is_redundant() && Some(layer.node()) != but;
+    is_one(root) || find_where(root, &mut Seen::new(), &is_one).is_some()
 }
 
 /// Layers that were looked at, by address: where many ways lead to a layer, there may be more of them than anybody can go.
@@ -427,6 +428,11 @@ impl<'a> Resolver<'a> {
         }
         let result = below.resolve(span, self);
         if let Some(trail) = &mut self.trail {
+            if let Err(defer) = &result
+                && defer.node == below.node()
+            {
+                trail.reached(End::Layer(defer.node), defer.span);
+            }
             trail.steps.pop();
         }
         result
@@ -456,25 +462,38 @@ impl<'a> Resolver<'a> {
     pub fn sum(&mut self, node: NodeId, span: Span) {
         debug_assert_eq!(span.op, Op::Read);
         self.counters.add(node, Counter::Computed, 1);
-        if self.tracer.on() {
-            self.trace(node, Action::Bounce, span, Payload::None, Reason::Parity);
-        }
-        self.out.push(Extent { target: Target::Sum(node), span });
+        self.end_in_layer(node, span, Target::Sum(node));
     }
 
     /// Ends `span`, a part of a write or write-zeroes of the layer `node`, in what that does itself ([`Layer::carry_out`]).
     #[inline]
     pub fn task(&mut self, node: NodeId, span: Span) {
         debug_assert!(matches!(span.op, Op::Write | Op::WriteZeroes));
+        self.end_in_layer(node, span, Target::Task(node));
+    }
+
+    fn end_in_layer(&mut self, node: NodeId, span: Span, target: Target) {
         if self.tracer.on() {
             self.trace(node, Action::Bounce, span, Payload::None, Reason::Parity);
         }
-        self.out.push(Extent { target: Target::Task(node), span });
+        self.ends(End::Layer(node), span);
+        self.out.push(Extent { target, span });
+    }
+
+    /// A way ends here.
+    #[inline]
+    fn ends(&mut self, end: End, span: Span) {
+        if self.watched
+            && let Some(trail) = &mut self.trail
+        {
+            trail.reached(end, span);
+        }
     }
 
     /// Ends `span` in an error.
     #[inline]
     pub fn error(&mut self, span: Span, errno: Errno) {
+        self.ends(End::Error, span);
         self.out.push(Extent { target: Target::Error(errno), span });
     }
 
@@ -485,11 +504,7 @@ impl<'a> Resolver<'a> {
         if span.op == Op::Flush && span.flags.has(Flags::OUTLIVES) {
             return;
         }
-        if self.watched
-            && let Some(trail) = &mut self.trail
-        {
-            trail.reached(leaf, span);
-        }
+        self.ends(End::Leaf(leaf), span);
         let target = Target::Leaf(leaf);
         if span.op == Op::Flush && self.out.iter().any(|extent| extent.target == target) {
             return;

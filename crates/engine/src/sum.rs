@@ -69,18 +69,21 @@ struct Read {
     data: Segment,
 }
 
-/// Computes `span` of a read of `layer` into `data`.
+/// Computes `span` of a read of `layer` into `data`; of what too much is missing, and why: of the first such block, or of all, if
+/// `goes_on` says so then. The others are worth trying only where somebody has another copy of that one: each try of a disk that fails
+/// may take seconds.
 pub(crate) async fn compute_read(
     layer: &dyn Layer,
     span: Span,
     data: &[Segment],
+    goes_on: &dyn Fn() -> bool,
     cx: &TaskContext,
-) -> Result<(), Errno> {
+) -> Vec<(Span, Errno)> {
     let _held = match layer.hold_terms(span) {
         Some(holding) => Some(holding.await),
         None => None,
     };
-    compute(&OfLayer(layer), span, data, cx).await
+    compute_pieces(&OfLayer(layer), span, data, goes_on, cx).await
 }
 
 /// Computes `span` into `data`, which is as long.
@@ -88,7 +91,19 @@ pub(crate) async fn compute_read(
 /// # Errors
 /// Too much is missing of a block, or refused.
 pub async fn compute(sum: &dyn Sum, span: Span, data: &[Segment], cx: &TaskContext) -> Result<(), Errno> {
+    compute_pieces(sum, span, data, &|| false, cx).await.first().map_or(Ok(()), |(_, errno)| Err(*errno))
+}
+
+/// Computes `span` into `data`, which is as long; what cannot be, in ranges of whole blocks.
+async fn compute_pieces(
+    sum: &dyn Sum,
+    span: Span,
+    data: &[Segment],
+    goes_on: &dyn Fn() -> bool,
+    cx: &TaskContext,
+) -> Vec<(Span, Errno)> {
     let block = sum.block().max(Sectors(BLOCK_MIN));
+    let mut refused: Vec<(Span, Errno)> = Vec::new();
     for step in pieces(span, STEP) {
         if let Ok(Ok(read)) = read(sum, step, &[], cx).await {
             add_up(&read, &part(data, span, step));
@@ -96,10 +111,19 @@ pub async fn compute(sum: &dyn Sum, span: Span, data: &[Segment], cx: &TaskConte
         }
         // Also where too much is missing of the whole: it may not be in one place.
         for block in pieces(step, block) {
-            compute_block(sum, block, part(data, span, block), cx).await?;
+            let Err(errno) = compute_block(sum, block, part(data, span, block), cx).await else { continue };
+            match refused.last_mut() {
+                Some((last, of)) if last.end() == block.sector && *of == errno => {
+                    last.nr = last.nr + block.nr
+                }
+                _ => refused.push((block, errno)),
+            }
+            if !goes_on() {
+                return refused;
+            }
         }
     }
-    Ok(())
+    refused
 }
 
 /// Computes a block without whatever refuses it.

@@ -39,12 +39,15 @@ pub(crate) enum Command {
     SubmitToVolume { volume: VolumeId, bio: Bio, reply: Reply },
     /// Run this bio, which has waited for its volume's turn, since a ragged write had claimed what it alters.
     SubmitInTurn { volume: VolumeId, owner: Owner, bio: Bio, turn: Turn },
-    /// The slow path of a deferred bio has finished, that of these layers for these pieces: resolve it again, or fail it.
+    /// The slow path of a deferred bio has finished, that of these layers for these pieces: resolve it again; or fail it, whoever could do
+    /// without.
     Resume { bio: u32, prepared: Prepared, result: Result<(), Errno> },
     /// The slow path has found nothing to do for it, so often in a row: resolve it again.
     ResumeIdle { bio: u32, rounds: u16 },
-    /// A part of a read is computed, or one of a write done by its layer.
-    CarriedOut { bio: u32, result: Result<(), Errno> },
+    /// The slow path of a deferred bio, that of this layer for this piece, has failed.
+    Unprepared { bio: u32, node: NodeId, span: Span, errno: Errno },
+    /// A part of a read is computed, or one of a write done, by this layer, but for what it refuses.
+    CarriedOut { bio: u32, node: NodeId, refused: Vec<(Span, Errno)> },
     /// A leaf's queue has the turn to flush that it asked for.
     FlushTurn { leaf: crate::LeafId, turn: Turn },
     /// Count that of a layer.
@@ -133,7 +136,13 @@ impl Deferred {
 
     /// The bio is resolved again, in this turn of its worker; or it fails.
     pub fn go_on(mut self, result: Result<(), Errno>) {
-        self.resume(result);
+        if let Err(errno) = result {
+            return self.fail(errno);
+        }
+        if let Some(bio) = self.bio.take() {
+            let prepared = Prepared::new();
+            self.shared.commands.borrow_mut().push(Command::Resume { bio, prepared, result });
+        }
     }
 
     /// Likewise, where the layer has found nothing to do for it. Mostly somebody else has done that meanwhile. A layer that finds nothing
@@ -150,17 +159,17 @@ impl Deferred {
         self.idle_rounds
     }
 
-    fn resume(&mut self, result: Result<(), Errno>) {
+    fn fail(&mut self, errno: Errno) {
         if let Some(bio) = self.bio.take() {
-            let prepared = Prepared::new();
-            self.shared.commands.borrow_mut().push(Command::Resume { bio, prepared, result });
+            let Defer { node, span, .. } = self.defer;
+            self.shared.commands.borrow_mut().push(Command::Unprepared { bio, node, span, errno });
         }
     }
 }
 
 impl Drop for Deferred {
     fn drop(&mut self) {
-        self.resume(Err(Errno::EIO));
+        self.fail(Errno::EIO);
     }
 }
 

@@ -33,6 +33,68 @@ impl Layer for Above {
     }
 }
 
+/// How a layer ends what it cannot do otherwise than on a leaf.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    Refuses,
+    Computes,
+    CarriesOut,
+    Prepares,
+}
+
+/// Hands all on to the layer below, but for what reaches [`REFUSED`]: that fails, in one way or another.
+#[derive(Debug)]
+struct Refusing {
+    shape: Shape,
+    way: Way,
+    below: Arc<dyn Layer>,
+}
+
+/// A block.
+const REFUSED: std::ops::Range<u64> = 104..112;
+
+fn is_refused(span: Span) -> bool {
+    span.sector.0 < REFUSED.end && REFUSED.start < span.end().0
+}
+
+impl Layer for Refusing {
+    fn shape(&self) -> &Shape {
+        &self.shape
+    }
+    fn resolve(&self, span: Span, cx: &mut Resolver<'_>) -> Result<(), Defer> {
+        let node = self.shape.node;
+        match self.way {
+            Way::Computes if span.op == Op::Read => cx.sum(node, span),
+            _ if !is_refused(span) => return cx.pass(node, span.sector, &*self.below, span),
+            Way::Refuses => cx.error(span, Errno::EIO),
+            Way::CarriesOut => cx.task(node, span),
+            _ => return Err(Defer { node, span, reason: Reason::None }),
+        }
+        Ok(())
+    }
+    fn terms(&self, span: Span, _without: &[NodeId]) -> Result<Vec<Term>, Errno> {
+        let term = Term { below: self.below.clone(), sector: span.sector, factor: Gf256(1) };
+        if is_refused(span) { Err(Errno::EIO) } else { Ok(vec![term]) }
+    }
+    fn carry_out(&self, _span: Span, _cx: TaskContext) -> Preparation {
+        Box::pin(async { Err(Errno::EIO) })
+    }
+    fn prepare(&self, _defer: Defer, _cx: TaskContext) -> Preparation {
+        Box::pin(async { Err(Errno::EIO) })
+    }
+    fn below(&self) -> Vec<Arc<dyn Layer>> {
+        vec![self.below.clone()]
+    }
+}
+
+fn over_refusing(way: Way) -> Mirrored {
+    let refusing = move |below: Arc<dyn Layer>| -> Arc<dyn Layer> {
+        let shape = Shape { node: NodeId(4), sectors: below.sectors(), limits: below.limits().clone() };
+        Arc::new(Refusing { shape, way, below })
+    };
+    mirrored_over(false, refusing, |mirror| mirror)
+}
+
 /// Notes down what is heard of the ends of writes.
 #[derive(Debug, Default)]
 struct Heard(Mutex<Vec<(&'static str, Result<(), Errno>)>>);
@@ -53,7 +115,7 @@ struct Mirror {
     halves: [Arc<dyn Layer>; 2],
     failed: Arc<[AtomicBool; 2]>,
     slow: bool,
-    asked: Arc<AtomicU32>,
+    asked: Arc<Mutex<Vec<Span>>>,
     closed: Arc<AtomicU32>,
     heard: Arc<Heard>,
     suspected: Arc<Mutex<Vec<NodeId>>>,
@@ -78,7 +140,7 @@ impl Layer for Mirror {
         true
     }
     fn cure(&self, failure: &Failure) -> Cure {
-        self.asked.fetch_add(1, Relaxed);
+        self.asked.lock().unwrap().push(failure.span);
         let i = self.halves.iter().position(|half| half.node() == failure.below).unwrap();
         if self.failed[1 - i].load(Relaxed) {
             return Cure::None;
@@ -119,7 +181,7 @@ impl Layer for Mirror {
 struct Mirrored {
     rig: Rig,
     failed: Arc<[AtomicBool; 2]>,
-    asked: Arc<AtomicU32>,
+    asked: Arc<Mutex<Vec<Span>>>,
     closed: Arc<AtomicU32>,
     heard: Arc<Heard>,
     suspected: Arc<Mutex<Vec<NodeId>>>,
@@ -130,7 +192,17 @@ fn mirrored(slow: bool) -> Mirrored {
 }
 
 fn mirrored_below(slow: bool, top: impl FnOnce(Arc<dyn Layer>) -> Arc<dyn Layer>) -> Mirrored {
-    let (failed, asked, closed): (Arc<[AtomicBool; 2]>, Arc<AtomicU32>, Arc<AtomicU32>) = Default::default();
+    mirrored_over(slow, |half| half, top)
+}
+
+/// Whose first half is what `first` makes of it.
+fn mirrored_over(
+    slow: bool,
+    first: impl FnOnce(Arc<dyn Layer>) -> Arc<dyn Layer>,
+    top: impl FnOnce(Arc<dyn Layer>) -> Arc<dyn Layer>,
+) -> Mirrored {
+    let (failed, closed): (Arc<[AtomicBool; 2]>, Arc<AtomicU32>) = Default::default();
+    let asked = Arc::<Mutex<Vec<Span>>>::default();
     let heard = Arc::<Heard>::default();
     let writes = heard.clone();
     let suspected = Arc::<Mutex<Vec<NodeId>>>::default();
@@ -143,7 +215,7 @@ fn mirrored_below(slow: bool, top: impl FnOnce(Arc<dyn Layer>) -> Arc<dyn Layer>
             let shape = shape(2 + i, leaf.limits());
             Arc::new(Half { shape, start: u64::from(i) * HALF, below: leaf.clone() })
         };
-        let halves = [half(0), half(1)];
+        let halves = [first(half(0)), half(1)];
         top(Arc::new(Mirror {
             shape: shape(1, leaf.limits()),
             halves,
@@ -167,10 +239,54 @@ fn a_write_that_one_copy_refuses_is_run_again_without_it() {
     rig.all_succeeded(1);
     assert_eq!(rig.bytes(HALF + 100, 16), [7; 16 * 512]);
     assert_eq!((failed[0].load(Relaxed), failed[1].load(Relaxed)), (true, false));
-    assert_eq!(asked.load(Relaxed), 1);
+    assert_eq!(asked.lock().unwrap().len(), 1);
     assert_eq!(rig.stats.get(NodeId(1), Counter::Cured), 1);
     assert_eq!(rig.stats.get(NodeId(1), Counter::Errors), 0);
     assert_eq!(*heard.0.lock().unwrap(), [("cured", Err(Errno::EIO)), ("done", Ok(()))]);
+}
+
+#[test]
+fn what_a_layer_below_refuses_computes_or_prepares_in_vain_another_copy_has() {
+    for (way, refused) in [
+        (Way::Refuses, 96..128),
+        // All that can be is computed.
+        (Way::Computes, REFUSED),
+        (Way::Prepares, 96..128),
+    ] {
+        let Mirrored { mut rig, failed, asked, .. } = over_refusing(way);
+        rig.device.lock().unwrap().bytes[((HALF + 96) * 512) as usize..][..32 * 512].fill(7);
+        let read = rig.read(96, 32);
+        rig.batch([read]);
+        rig.all_succeeded(1);
+        assert_eq!(rig.data_of(0), [7; 32 * 512], "{way:?}");
+        let asked: Vec<_> = asked.lock().unwrap().iter().map(|span| span.sector.0..span.end().0).collect();
+        assert_eq!((asked, failed[0].load(Relaxed)), (vec![refused], true), "{way:?}");
+    }
+}
+
+#[test]
+fn a_write_that_a_layer_below_refuses_or_does_in_vain_is_run_again_without_it() {
+    for way in [Way::Refuses, Way::CarriesOut, Way::Prepares] {
+        let Mirrored { mut rig, failed, heard, .. } = over_refusing(way);
+        let write = rig.write(100, 16, 7);
+        rig.batch([write]);
+        rig.all_succeeded(1);
+        assert_eq!(rig.bytes(HALF + 100, 16), [7; 16 * 512], "{way:?}");
+        assert!(failed[0].load(Relaxed), "{way:?}");
+        assert_eq!(heard.0.lock().unwrap().last(), Some(&("done", Ok(()))), "{way:?}");
+    }
+}
+
+#[test]
+fn what_the_other_copy_has_not_either_is_the_error_of_the_layer_below() {
+    for way in [Way::Refuses, Way::Computes, Way::Prepares] {
+        let Mirrored { mut rig, failed, asked, .. } = over_refusing(way);
+        failed[1].store(true, Relaxed);
+        let read = rig.read(96, 32);
+        rig.batch([read]);
+        assert_eq!(rig.results(), [(0, Err(Errno::EIO))], "{way:?}");
+        assert_eq!(asked.lock().unwrap().len(), 1, "{way:?}");
+    }
 }
 
 #[test]
@@ -180,7 +296,7 @@ fn what_no_copy_has_is_an_error_and_asking_ends() {
     let read = rig.read(100, 16);
     rig.batch([read]);
     assert_eq!(rig.results(), [(0, Err(Errno::EIO))]);
-    assert_eq!(asked.load(Relaxed), 2);
+    assert_eq!(asked.lock().unwrap().len(), 2);
     assert_eq!(rig.stats.get(NodeId(1), Counter::Errors), 1);
 }
 
@@ -193,7 +309,7 @@ fn each_failure_of_a_bio_is_asked_about_also_where_one_has_no_cure() {
     let write = rig.write(100, 700, 7);
     rig.batch([write]);
     assert_eq!(rig.results(), [(0, Err(Errno::EIO))]);
-    assert_eq!(asked.load(Relaxed), 2);
+    assert_eq!(asked.lock().unwrap().len(), 2);
 }
 
 #[test]

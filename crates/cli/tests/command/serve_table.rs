@@ -403,6 +403,60 @@ fn an_error_target_fails_what_touches_it_and_nothing_else() {
     assert!(now[2056 * SECTOR..2057 * SECTOR] == *vec![b'y'; SECTOR]);
 }
 
+/// A mirror of an array with a parity and a file: what neither of the array's own can read, nor be computed, the file has.
+#[test]
+fn what_an_array_in_a_mirror_cannot_read_the_other_copy_has() {
+    let scratch = Scratch::new();
+    ["a.img", "b.img", "c.img"].map(|name| scratch.sparse(name, MIB as u64));
+    scratch.sparse("d.img", 2 * MIB as u64);
+    let stack = |devices: [&str; 2], copies: [&str; 2]| {
+        let ([a, b], [one, other]) = (devices, copies);
+        format!(
+            "five: 0 4096 raid raid5_ls 2 128 nosync 3 - {a} - {b} - c.img\n\
+             both: 0 4096 raid raid1 2 0 nosync 2 - {one} - {other}\n"
+        )
+    };
+    let plain = stack(["a.img", "b.img"], ["dm/five", "d.img"]);
+    let table = scratch.write("plain.table", plain);
+    let server = scratch.serve(["--table", &table, "dm/both"]);
+    let data = noise(2 * MIB, 21);
+    fill(&scratch, "dm/both", &data);
+    server.stop_quietly();
+
+    let holed = |name: &str, from: u64| {
+        let behind = from + 8;
+        let rest = 2048 - behind;
+        format!(
+            "{name}: 0 {from} linear {name}.img 0\n{name}: {from} 8 error\n{name}: {behind} {rest} linear {name}.img {behind}\n"
+        )
+    };
+    // In one row, once in the same place, once in one that overlaps; then in two rows, where the array itself can do without.
+    for (a, b, is_lost) in [(520, 520, true), (512, 516, true), (520, 700, false)] {
+        let holes = holed("a", a) + &holed("b", b);
+        for copies in [["dm/five", "d.img"], ["d.img", "dm/five"]] {
+            let lines = holes.clone() + &stack(["dm/a", "dm/b"], copies);
+            let table = scratch.write("holed.table", lines);
+            let server = scratch.serve(["--table", &table, "dm/both"]);
+            for _ in 0..2 {
+                assert!(content(&scratch, "dm/both") == data, "{a} {b} {copies:?}");
+            }
+            server.stop_quietly();
+        }
+        let table = scratch.write("alone.table", holes + &stack(["dm/a", "dm/b"], ["dm/five", "d.img"]));
+        let server = scratch.serve(["--table", &table, "dm/five"]);
+        let script = format!(
+            "h = connect({:?})\n\
+             fails = 0\n\
+             for at in range(0, h.get_size(), 4096):\n\
+             \x20   fails += refused(lambda: h.pread(4096, at)) == errno.EIO\n\
+             print(fails > 0)\n",
+            scratch.uri("dm/five")
+        );
+        assert_eq!(python(&script).trim(), if is_lost { "True" } else { "False" }, "{a} {b}");
+        server.stop_quietly();
+    }
+}
+
 /// A table that must be refused, and what is said about it.
 fn refused(lines: &str) -> String {
     let scratch = Scratch::new();

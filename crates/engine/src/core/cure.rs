@@ -1,4 +1,4 @@
-//! What happens when a leaf refuses a part of a bio, and a layer above it can do without that leaf.
+//! What happens when a part of a bio fails, on a leaf or in a layer that does it itself, and a layer above that can do without.
 //!
 //! The way of each part through the stack is not kept while it is under way: that would cost every bio what few need. When one
 //! fails, the bio is resolved once more with a [`Trail`], which tells through which layers the failed place was reached. The
@@ -24,11 +24,22 @@ use crate::units::{Sector, Sectors};
 /// How often one bio may be cured: an array of that many members may lose all of them to it.
 const CURES_MAX: u16 = 64;
 
-/// A part of a bio that a leaf refused.
+/// Where a way through a stack ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum End {
+    /// On a leaf.
+    Leaf(LeafId),
+    /// In a layer that computes that part, does it itself, or has to prepare something first.
+    Layer(NodeId),
+    /// In a layer that refuses it.
+    Error,
+}
+
+/// A part of a bio that has failed.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct LeafFailure {
+pub(crate) struct PartFailure {
     pub(crate) bio: u32,
-    pub(crate) leaf: LeafId,
+    pub(crate) end: End,
     /// What failed there: a flush may be that of a FUA write.
     pub(crate) op: Op,
     pub(crate) sector: Sector,
@@ -44,24 +55,24 @@ pub(crate) struct Step {
     pub(crate) span: Span,
 }
 
-/// The ways by which a bio reaches leaves.
+/// The ways of a bio through a stack.
 #[derive(Default)]
 pub(crate) struct Trail {
     /// The steps to where the resolver is now.
     pub(crate) steps: Vec<Step>,
-    /// The leaves reached, each with the span there and the steps that led to it.
-    pub(crate) ends: Vec<(LeafId, Span, Vec<Step>)>,
+    /// Where these end, each with the span there and the steps that led to it.
+    pub(crate) ends: Vec<(End, Span, Vec<Step>)>,
 }
 
 impl Trail {
-    pub(crate) fn reached(&mut self, leaf: LeafId, span: Span) {
-        self.ends.push((leaf, span, self.steps.clone()));
+    pub(crate) fn reached(&mut self, end: End, span: Span) {
+        self.ends.push((end, span, self.steps.clone()));
     }
 }
 
-/// The piece of `step`'s span in which `failure` lies, which was on a leaf at `end`. What carries no data has no place in
+/// The piece of `step`'s span in which `failure` lies, whose way ended with `end`. What carries no data has no place in
 /// the bio to go by: the whole of it.
-fn piece_of(step: &Step, end: Span, failure: &LeafFailure) -> Span {
+fn piece_of(step: &Step, end: Span, failure: &PartFailure) -> Span {
     if !step.span.op.has_data() || failure.nr == Sectors::ZERO {
         return step.span;
     }
@@ -71,7 +82,7 @@ fn piece_of(step: &Step, end: Span, failure: &LeafFailure) -> Span {
     step.span.piece(at - step.span.at, Sectors(to.0 - from.0))
 }
 
-fn overlaps(end: Span, failure: &LeafFailure) -> bool {
+fn overlaps(end: Span, failure: &PartFailure) -> bool {
     failure.nr == Sectors::ZERO || (failure.sector < end.end() && end.sector < failure.sector + failure.nr)
 }
 
@@ -110,13 +121,20 @@ impl Core {
         self.look();
     }
 
+    /// A part of a bio that ended in a layer, or was to be prepared for by it, has failed.
+    #[cold]
+    pub(super) fn note_failure(&mut self, bio: u32, end: End, span: Span, errno: Errno) {
+        let Span { op, sector, nr, .. } = span;
+        self.failures.push(PartFailure { bio, end, op, sector, nr, errno });
+    }
+
     /// Has the failures of a bio, all of whose parts are done, cured if that is possible; the bio runs again then.
     #[cold]
     pub(super) fn cure(&mut self, bio: u32) -> bool {
         let failures: Vec<_> = self.failures.extract_if(.., |failure| failure.bio == bio).collect();
         let root = self.root_of(bio);
         let state = &mut self.bios.all[bio as usize];
-        if failures.is_empty() || state.cures >= CURES_MAX || !any_redundant(&*root) {
+        if failures.is_empty() || state.cures >= CURES_MAX || !any_redundant(&*root, None) {
             return false;
         }
         let mut deferred: Vec<(Arc<dyn Layer>, Defer)> = Vec::new();
@@ -177,7 +195,7 @@ impl Core {
     }
 }
 
-/// How `span` of `root` reaches its leaves, as things are now.
+/// How `span` of `root` is resolved, as things are now.
 fn explain(root: &dyn Layer, span: Span, notes: Notes, nodes: u16) -> Trail {
     let (mut extents, mut trail, mut tracer) = (Vec::new(), Trail::default(), Tracer::default());
     let counters = CounterTable::new(usize::from(nodes));
@@ -190,9 +208,8 @@ fn explain(root: &dyn Layer, span: Span, notes: Notes, nodes: u16) -> Trail {
 
 /// Asks the redundant layers over a failure, the lowest first; the answer of the first that can do something. `None` where the
 /// bio does not go there any more.
-fn ask(root: &Arc<dyn Layer>, trail: &Trail, failure: &LeafFailure) -> Option<(Arc<dyn Layer>, Cure)> {
-    let mut ways =
-        trail.ends.iter().filter(|(leaf, end, _)| *leaf == failure.leaf && overlaps(*end, failure));
+fn ask(root: &Arc<dyn Layer>, trail: &Trail, failure: &PartFailure) -> Option<(Arc<dyn Layer>, Cure)> {
+    let mut ways = trail.ends.iter().filter(|(end, span, _)| *end == failure.end && overlaps(*span, failure));
     let mut answer = None;
     ways.try_for_each(|(_, end, steps)| {
         for step in steps.iter().rev() {

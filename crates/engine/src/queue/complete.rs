@@ -5,7 +5,7 @@ use blockwork_memory::Segment;
 use super::refused::Refusal;
 use super::{LeafQueue, Part, Plugged, QueueContext, Stage, is_large, trace};
 use crate::bio::{Errno, Flags, Op};
-use crate::core::LeafFailure;
+use crate::core::{End, PartFailure};
 use crate::counters::Counter;
 use crate::env::{Completion, Owner};
 use crate::event::{Action, Event, Payload, Reason};
@@ -199,7 +199,7 @@ impl LeafQueue {
                 cx.counters.add(self.node, Counter::Errors, 1);
                 self.complain(id, refusal, cx.now);
                 let (bio, op, (sector, nr)) = (request.parts[0].bio, request.op, request.whole());
-                cx.fail(LeafFailure { bio, leaf: self.id, op, sector, nr, errno });
+                cx.fail(PartFailure { bio, end: End::Leaf(self.id), op, sector, nr, errno });
                 self.requests.give_back(id);
             }
         }

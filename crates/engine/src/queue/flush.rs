@@ -23,7 +23,7 @@ use std::collections::VecDeque;
 use super::{LeafQueue, QueueContext, Stage, trace};
 use crate::bio::{Errno, Flags, Op};
 use crate::choice::Watched;
-use crate::core::LeafFailure;
+use crate::core::{End, PartFailure};
 use crate::counters::Counter;
 use crate::env::Env;
 use crate::event::{Action, Payload, Reason};
@@ -194,7 +194,7 @@ impl LeafQueue {
                 Ok(()) => cx.completed.push((bio, Ok(()))),
                 Err(errno) => {
                     let (op, sector, nr) = (Op::Flush, Sector(0), Sectors::ZERO);
-                    cx.fail(LeafFailure { bio, leaf: self.id, op, sector, nr, errno });
+                    cx.fail(PartFailure { bio, end: End::Leaf(self.id), op, sector, nr, errno });
                 }
             }
         }

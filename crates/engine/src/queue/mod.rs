@@ -49,7 +49,7 @@ use blockwork_memory::{Buffer, Pool};
 
 use crate::bio::{Errno, Flags, Op};
 use crate::choice::{Chooser, Fixed, Linearize, Watched};
-use crate::core::{Bios, LeafFailure};
+use crate::core::{Bios, End, PartFailure};
 use crate::counters::{Counter, CounterTable};
 use crate::env::{Env, Token};
 use crate::event::{Action, Event, Payload, Reason, Tracer};
@@ -87,7 +87,7 @@ pub(crate) struct QueueContext<'a> {
     /// Parts of bios that are done: the bio, and how it went.
     pub(crate) completed: &'a mut Vec<(u32, Result<(), Errno>)>,
     /// What the device refused, besides in `completed`.
-    pub(crate) failures: &'a mut Vec<LeafFailure>,
+    pub(crate) failures: &'a mut Vec<PartFailure>,
     /// Leaves whose queues wait for their turn to flush.
     pub(crate) flush_turns: &'a mut Vec<LeafId>,
     /// Leaves of which a flush has failed, as their queue here has not known before.
@@ -100,7 +100,7 @@ pub(crate) struct QueueContext<'a> {
 impl QueueContext<'_> {
     /// A part of a bio failed on a leaf.
     #[cold]
-    fn fail(&mut self, failure: LeafFailure) {
+    fn fail(&mut self, failure: PartFailure) {
         self.failures.push(failure);
         self.completed.push((failure.bio, Err(failure.errno)));
     }
@@ -311,7 +311,14 @@ impl LeafQueue {
             }
             if let Err(errno) = self.writable(&plugged.span) {
                 let Plugged { bio, span } = plugged;
-                cx.fail(LeafFailure { bio, leaf: self.id, op, sector: span.sector, nr: span.nr, errno });
+                cx.fail(PartFailure {
+                    bio,
+                    end: End::Leaf(self.id),
+                    op,
+                    sector: span.sector,
+                    nr: span.nr,
+                    errno,
+                });
                 return;
             }
             if op == Op::Flush {

@@ -10,7 +10,7 @@ use blockwork_memory::{Buffer, Segment, Segments, slice_segments};
 use super::merge::fits;
 use super::{LeafQueue, Part, Plugged, QueueContext, Stage, trace};
 use crate::bio::{Errno, Flags, Op};
-use crate::core::LeafFailure;
+use crate::core::{End, PartFailure};
 use crate::counters::Counter;
 use crate::event::{Action, Payload, Reason};
 use crate::layer::Span;
@@ -78,7 +78,7 @@ impl LeafQueue {
             Op::WriteZeroes if self.writes_zeros(span.flags) => {
                 if span.flags.has(Flags::FAST_ONLY) {
                     let (op, sector, nr, errno) = (span.op, span.sector, span.nr, Errno::EOPNOTSUPP);
-                    cx.fail(LeafFailure { bio, leaf: self.id, op, sector, nr, errno });
+                    cx.fail(PartFailure { bio, end: End::Leaf(self.id), op, sector, nr, errno });
                     return None;
                 }
                 cx.counters.add(self.node, Counter::ZeroesWritten, 1);
