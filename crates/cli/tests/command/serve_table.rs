@@ -407,7 +407,9 @@ fn an_error_target_fails_what_touches_it_and_nothing_else() {
 #[test]
 fn what_an_array_in_a_mirror_cannot_read_the_other_copy_has() {
     let scratch = Scratch::new();
-    ["a.img", "b.img", "c.img"].map(|name| scratch.sparse(name, MIB as u64));
+    for name in ["a.img", "b.img", "c.img"] {
+        scratch.sparse(name, MIB as u64);
+    }
     scratch.sparse("d.img", 2 * MIB as u64);
     let stack = |devices: [&str; 2], copies: [&str; 2]| {
         let ([a, b], [one, other]) = (devices, copies);
