@@ -102,6 +102,33 @@ fn the_newest_text_counts_and_older_ones_are_told() {
     }
 }
 
+/// By an older text a volume would be read where it was once, and another one may be now.
+#[test]
+fn no_text_is_used_where_another_one_that_is_not_older_is_not_understood() {
+    let lab = Lab::new();
+    let (a, b) = (pv(&lab, "a", 0, 20), pv(&lab, "b", 1, 20));
+    let pvs = [(0, 20), (1, 20)];
+    let known = group(4, &pvs, vec![lv("lv", 1, SEEN, &[("striped", 2, &linear(0, 3))])]).text();
+    commit(&b, &known);
+    for seqno in [3, 4, 5] {
+        // Behind the end of its disk.
+        let unknown = group(seqno, &pvs, vec![lv("lv", 1, SEEN, &[("striped", 2, &linear(0, 90))])]).text();
+        commit(&a, &unknown);
+        for disks in [[&a, &b], [&b, &a]] {
+            let mut assembly = lab.open_for_writing(&disks);
+            if seqno < 4 {
+                let volume = volume(&mut assembly, "vg0/lv");
+                assert!(content(&assembly, &volume) == extents(0, 3, 2) && volume.read_only);
+                assert!(warning(&assembly, "extents from 90 of pv0").ends_with("/b (seqno 4) was used"));
+                continue;
+            }
+            let said = refused(&mut assembly, "vg0/lv");
+            assert!(said.contains("/a is not understood (LVM2 metadata, line "), "{said}");
+            assert!(said.contains(&format!("by its number ({seqno}) is not older than what ")), "{said}");
+        }
+    }
+}
+
 #[test]
 fn a_damaged_area_is_read_from_its_copy_and_told_with_its_place() {
     let lab = Lab::new();

@@ -120,9 +120,32 @@ pub(crate) fn table(rows: &[Vec<String>]) -> String {
     let widths: Vec<usize> = (0..columns).map(width).collect();
     let mut text = String::new();
     for row in rows {
-        let cells = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:width$}"));
-        text += cells.collect::<Vec<_>>().join("  ").trim_end();
+        let begin = text.len();
+        for (cell, width) in row.iter().zip(&widths) {
+            let gap = " ".repeat(width - cell.chars().count() + 2);
+            text.extend([cell.as_str(), &gap]);
+        }
+        text.truncate(begin + text[begin..].trim_end().len());
         text.push('\n');
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_are_as_wide_as_their_widest_cell_however_wide_that_is() {
+        let row = |cells: [&str; 3]| cells.map(str::to_owned).to_vec();
+        assert_eq!(
+            table(&[row(["LV", "Tags", "On"]), row(["r\u{f6}ot", "", "a"])]),
+            "LV    Tags  On\nr\u{f6}ot        a\n"
+        );
+        // No width of a format can be said to be more than 65535.
+        let wide = "t".repeat(70_000);
+        let text = table(&[row(["LV", "Tags", "On"]), row(["a", &wide, "b"]), row(["c", "", ""])]);
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!((lines[0].len(), lines[1].len(), lines[2]), (70_008, 70_007, "c"));
+    }
 }

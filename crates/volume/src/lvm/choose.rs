@@ -9,6 +9,7 @@ use blockwork_format::escape;
 use blockwork_format::lvm2::Uuid;
 use blockwork_format::lvm2::vg::{Pv as PvText, VolumeGroup};
 
+use super::metadata::NotUnderstood;
 use super::pv::{Area, Pv};
 use crate::graph::DeviceId;
 
@@ -160,9 +161,20 @@ impl Choice {
         for area in &candidate.pv.areas {
             let error = match area {
                 Area::Damaged(error) => error,
-                Area::Refused(error) => {
-                    // Whoever wrote it may have changed more than its copies tell.
+                Area::Refused(NotUnderstood { error, seqno }) => {
                     let why = format!("the metadata on {title} is not understood ({error})");
+                    if seqno.is_none_or(|seqno| seqno >= self.text.seqno) {
+                        // By an older text a volume would be read where another one is by now.
+                        self.refusal.get_or_insert(format!(
+                            "{why}, and by its number{} is not older than what {} has (seqno {}): that is not used, since volumes may \
+                             lie elsewhere by now; serve the group where its metadata is understood",
+                            seqno.map_or(String::new(), |seqno| format!(" ({seqno})")),
+                            escape(newest),
+                            self.text.seqno
+                        ));
+                        continue;
+                    }
+                    // Whoever wrote it may have changed more than its copies tell.
                     self.read_only.get_or_insert(why);
                     error
                 }

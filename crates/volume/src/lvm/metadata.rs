@@ -7,7 +7,16 @@ use blockwork_format::FormatError;
 use blockwork_format::lvm2::VolumeGroup;
 
 /// What a text says.
-pub(crate) type Read = Result<Arc<VolumeGroup>, FormatError>;
+pub(crate) type Read = Result<Arc<VolumeGroup>, NotUnderstood>;
+
+/// A whole text that is no description of a volume group to us.
+#[derive(Clone, Debug)]
+pub struct NotUnderstood {
+    /// Why.
+    pub error: FormatError,
+    /// Its number, if that can be told.
+    pub seqno: Option<u64>,
+}
 
 /// All texts so far, by their CRC.
 #[derive(Debug, Default)]
@@ -22,7 +31,9 @@ impl Texts {
         if let Some((_, read)) = known.iter().find(|(bytes, _)| *bytes == text) {
             return read.clone();
         }
-        let read = VolumeGroup::from_text(&text).map(Arc::new);
+        let read = VolumeGroup::from_text(&text)
+            .map(Arc::new)
+            .map_err(|error| NotUnderstood { error, seqno: VolumeGroup::seqno_in(&text) });
         known.push((text, read.clone()));
         read
     }

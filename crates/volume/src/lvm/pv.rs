@@ -6,7 +6,7 @@ use blockwork_format::lvm2::vg::VolumeGroup;
 use blockwork_format::lvm2::{AreaHeader, DiskArea, Extension, Label};
 use blockwork_format::{FormatError, Source};
 
-use super::metadata::Texts;
+use super::metadata::{NotUnderstood, Texts};
 
 /// Metadata areas that are read of one physical volume. LVM makes two at most.
 const AREAS_MAX: usize = 4;
@@ -32,7 +32,7 @@ pub enum Area {
     /// Something that cannot be read, or is damaged.
     Damaged(FormatError),
     /// A whole text that is no description of a volume group to us.
-    Refused(FormatError),
+    Refused(NotUnderstood),
 }
 
 impl Pv {
@@ -94,7 +94,7 @@ impl Pv {
     /// What is wrong with its areas.
     pub fn problems(&self) -> impl Iterator<Item = &FormatError> {
         self.areas.iter().filter_map(|area| match area {
-            Area::Damaged(error) | Area::Refused(error) => Some(error),
+            Area::Damaged(error) | Area::Refused(NotUnderstood { error, .. }) => Some(error),
             Area::Empty | Area::Ignored | Area::Text(_) => None,
         })
     }
@@ -109,7 +109,7 @@ fn read_area(source: &dyn Source, area: DiskArea, texts: &mut Texts) -> Area {
     let Some(location) = header.committed() else { return Area::Empty };
     match header.read_text(source, &location).map(|text| texts.read(location.checksum, text)) {
         Err(error) => Area::Damaged(error),
-        Ok(Err(error)) => Area::Refused(error),
+        Ok(Err(refused)) => Area::Refused(refused),
         Ok(Ok(text)) => Area::Text(text),
     }
 }

@@ -71,6 +71,12 @@ impl<'a> Verdicts<'a> {
 
     fn of_segment(&self, segment: &Segment) -> Option<String> {
         let name = escape(&segment.type_name);
+        if matches!(segment.kind, SegmentType::Raid { reshape_extents: 1.., .. }) {
+            return Some(format!(
+                "it is a {name} that was given another layout, or is being given one (a reshape): its legs have room beside their data for \
+                 that, and only Linux knows where these lie"
+            ));
+        }
         if let Some(flag) = segment.unknown_flag() {
             return Some(format!("its type {name} has the flag {}, which is not known here", escape(flag)));
         }

@@ -136,7 +136,7 @@ fn geometry(vg: &VolumeGroup, lv: &Lv, segment: &Segment) -> Result<(), FormatEr
                 return Err(in_lv(vg, lv, segment, "stripe_size", stripe_size, expected));
             }
         }
-        SegmentType::Raid { level, images, data_copies, .. } => {
+        SegmentType::Raid { level, images, data_copies, reshape_extents, .. } => {
             let legs = length(images.len());
             let copies = match level {
                 RaidLevel::Raid0 | RaidLevel::Raid0Meta => 1,
@@ -155,7 +155,10 @@ fn geometry(vg: &VolumeGroup, lv: &Lv, segment: &Segment) -> Result<(), FormatEr
                     format!("at most the {legs} legs"),
                 ));
             }
-            let needed = (u128::from(segment.extent_count) * u128::from(copies)).div_ceil(u128::from(legs));
+            let (copies, legs) = (u128::from(copies), u128::from(legs));
+            let beside = u128::from(*reshape_extents);
+            let data = u128::from(segment.extent_count).saturating_sub(beside * legs);
+            let needed = (data * copies).div_ceil(legs) + beside;
             for image in images {
                 let image = &vg.lvs[image.0];
                 if u128::from(image.extents()) < needed {

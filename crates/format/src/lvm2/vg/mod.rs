@@ -224,6 +224,14 @@ impl VolumeGroup {
         Ok(VolumeGroup { repeated, ..Self::from_tree(&tree)? })
     }
 
+    /// The number (`seqno`) in a text that may be no description of a VG otherwise: none, if it has not even that.
+    pub fn seqno_in(text: &[u8]) -> Option<u64> {
+        let tree = Section::parse(text).ok()?;
+        let vg = tree.entries.iter().find_map(|entry| entry.node.as_section())?;
+        let Node::Value(seqno) = vg.get("seqno")? else { return None };
+        seqno.as_integer().and_then(|seqno| u64::try_from(seqno).ok())
+    }
+
     /// The VG that a tree describes.
     ///
     /// # Errors

@@ -93,6 +93,9 @@ pub enum SegmentType {
         region_size: u64,
         /// Copies of the data: of raid10, where the text has it.
         data_copies: Option<u64>,
+        /// Extents that each leg has beside its data, for a reshape; 0 where none was begun. The segment's extents count them, of a
+        /// raid10 once for each leg.
+        reshape_extents: u64,
     },
     /// `mirror`: the old kind, and what pvmove makes.
     Mirror {
@@ -434,6 +437,7 @@ fn raid(seg: &Fields<'_>, level: RaidLevel, names: &Names<'_>) -> Result<Segment
         stripe_size,
         region_size: seg.number("region_size")?.unwrap_or(0),
         data_copies: seg.number("data_copies")?,
+        reshape_extents: seg.number("reshape_count")?.unwrap_or(0),
     })
 }
 

@@ -76,6 +76,7 @@ fn every_type_is_read_with_its_fields_and_references() {
             stripe_size: 128,
             region_size: 4096,
             data_copies: Some(2),
+            reshape_extents: 0,
         }
     );
     let SegmentType::Raid { level, images, metas, .. } = kind("r0") else { panic!("a RAID") };
@@ -212,6 +213,34 @@ fn what_is_missing_or_of_the_wrong_kind_is_refused() {
         let error = read(&text).expect_err(to).to_string();
         assert!(error.contains(expected), "{to}: {error}");
     }
+}
+
+#[test]
+fn the_extents_of_a_raid10_that_was_reshaped_count_the_room_of_each_leg_for_that() {
+    // Made by lvconvert of four legs of 12 extents: 36 extents of data, 2 copies each, and 4 extents in each leg beside.
+    let raid = |extents: u64, legs: u64| {
+        let names: Vec<String> = (0..legs).map(|n| format!("\"m{n}\", \"i{n}\"")).collect();
+        let segment = format!(
+            "start_extent = 0 extent_count = {extents} type = \"raid10+RESHAPE\" device_count = {legs} data_copies = 2 \
+             stripe_size = 32 region_size = 1024 reshape_count = 4 raids = [{}]",
+            names.join(", ")
+        );
+        let leg = |n: u64| {
+            let (pv, from) = if n < 3 { ("pv0", n * 20) } else { ("pv1", (n - 3) * 20) };
+            let data = lv(10 + n as usize, &format!("i{n}"), &[&linear(0, 16, pv, from)]);
+            data + &lv(20 + n as usize, &format!("m{n}"), &[&linear(0, 1, pv, from + 16)])
+        };
+        text(&(lv(1, "r10", &[&segment]) + &(0..legs).map(leg).collect::<String>()))
+    };
+    let vg = read(&raid(60, 6)).unwrap();
+    let SegmentType::Raid { reshape_extents, .. } = vg.lvs[vg.lv("r10").unwrap().0].segments[0].kind else {
+        panic!("a RAID")
+    };
+    assert_eq!(reshape_extents, 4);
+    assert_refused(
+        &raid(61, 6),
+        "leg of a RAID is 16 extents of i0 (in vg/logical_volumes/r10/segment1), expected at least 17",
+    );
 }
 
 #[test]

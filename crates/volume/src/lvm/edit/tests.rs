@@ -148,7 +148,7 @@ fn a_raid_volume_says_what_it_is_made_of() {
     );
     let r = lv(&draft, "r");
     assert_eq!(r.flags.status, ["READ", "WRITE", "VISIBLE", "NOTSYNCED"]);
-    let SegmentType::Raid { level, images, metas, stripe_size, region_size, data_copies } =
+    let SegmentType::Raid { level, images, metas, stripe_size, region_size, data_copies, .. } =
         &r.segments[0].kind
     else {
         panic!("a RAID")
