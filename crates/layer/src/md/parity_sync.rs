@@ -3,6 +3,10 @@
 //! No write is under way in a window. A resync, check or repair reads all members, computes the parities from the data, and compares; a resync or
 //! repair writes those that differ, and what is to replace a member, as far as it is filled: that may lack a write which the member has. A recovery computes what the device is to have, data or parity.
 //!
+//! Of a row with two parities that lacks one member, the two may tell different things, where the power went in the midst of a write and the parity is
+//! taken as it is: when it lacked the member nobody could resync it. The first one is believed, when that member is read as when it is filled; what
+//! fits it is written to the other then. Otherwise what others have, and nobody was writing, could not be computed any more.
+//!
 //! Differences are counted as Linux counts them: 4 KiB of each member in which any parity does not fit count with all their sectors.
 
 use blockwork_engine::{Gf256, Sector, Sectors, TaskContext, add_times};
@@ -32,6 +36,9 @@ pub(super) enum Parities {
     },
 }
 
+/// What is to be written to a device.
+type Write = (Copy, Sectors, Segment);
+
 /// The same sectors of all members of a row.
 #[derive(Clone, Copy, Debug)]
 struct Piece {
@@ -54,18 +61,65 @@ impl Array {
         let pieces = self.pieces_of_rows(window);
         let pieces =
             pieces.filter(|piece| !by_bitmap || self.lacks(Place { member: role, sector: piece.at }));
-        let results =
-            io::together(pieces.map(|piece| self.fill_piece(device, role, piece, cx)).collect()).await;
+        let fills = pieces.map(|piece| async move {
+            match self.fill_row(role, piece, cx).await {
+                Some((data, unfit)) => (Vec::from([(piece.at, piece.nr, Some(data))]), unfit),
+                None => (self.fill_piece(device, role, piece, cx).await, Vec::new()),
+            }
+        });
+        let results = io::together(fills.collect()).await;
         self.check_trust(trust)?;
         let (mut writes, mut lost) = (Vec::new(), Vec::new());
-        for (at, nr, data) in results.into_iter().flatten() {
-            match data {
-                Some(data) => writes.push((Copy { device, sector: at }, nr, data)),
-                None => lost.push((at, nr)),
+        for (filled, unfit) in results {
+            for (at, nr, data) in filled {
+                match data {
+                    Some(data) => writes.push((Copy { device, sector: at }, nr, data)),
+                    None => lost.push((at, nr)),
+                }
             }
+            writes.extend(unfit);
         }
         self.write_copies(writes, cx).await.map_err(End::Failed)?;
         Ok(lost)
+    }
+
+    /// Of a piece in which two parities may tell different things: what belongs there, and parities that do not fit that, as they should be. None
+    /// where that cannot be, or not all others can be read.
+    async fn fill_row(&self, role: u16, piece: Piece, cx: &TaskContext) -> Option<(Segment, Vec<Write>)> {
+        let Piece { row, at, nr } = piece;
+        let parity = self.geometry().as_parity()?;
+        let may_be_torn = self.intent().is_some_and(|intent| intent.is_dirty(at));
+        let has_two = parity.parities_of(row).count() > 1;
+        if !(has_two && may_be_torn) || self.may_differ(at, nr) || self.is_sure(role, at, nr) {
+            return None;
+        }
+        let others = (0..parity.members()).filter(|other| *other != role);
+        let reads = others.map(|other| async move { Some((other, self.read_of(other, piece, cx).await?)) });
+        let read = io::together(reads.collect()).await;
+        let mut read = read.into_iter().collect::<Option<Vec<(u16, Segment)>>>()?;
+        let data = io::memory(cx, nr);
+        {
+            let of = |member: u16| read.iter().find(|(other, _)| *other == member).map(|(_, data)| data);
+            let way = parity.way(row, role, &|member| member == role)?;
+            let terms: Option<Vec<_>> =
+                way.into_iter().map(|(member, factor)| Some((factor, of(member)?))).collect();
+            add_times(&terms?, &data);
+        }
+        read.push((role, data.clone()));
+        let of = |member: u16| read.iter().find(|(other, _)| *other == member).map(|(_, data)| data);
+        let mut unfit = Vec::new();
+        for (other, weight) in parity.parities_of(row).filter(|(other, _)| *other != role) {
+            let terms: Option<Vec<_>> =
+                parity.data_of(row).map(|member| Some((weight(member), of(member)?))).collect();
+            let sum = io::memory(cx, nr);
+            add_times(&terms?, &sum);
+            if Differing::none(at, nr, PAGE).add(of(other)?, &sum) {
+                let holders = self.devices.holders(other);
+                let devices = [holders.member(), holders.replacement()].into_iter().flatten();
+                unfit.extend(devices.map(|device| (Copy { device, sector: at }, nr, sum.clone())));
+            }
+        }
+        Some((data, unfit))
     }
 
     /// What belongs into a piece, as a whole or by blocks; none: it is lost.
