@@ -16,11 +16,15 @@
 //! | --- | --- | --- | --- |
 //! | [`ComesBack::ByBitmap`] | set in all superblocks, its own as well, until it is whole | 0 until it is whole | by the bitmap, from the start |
 //! | [`ComesBack::Whole`] | cleared | how far it is | whole, from there on |
+//! | [`ComesBack::ByBitmap`], of mirrors, filled | cleared | its end | whole, from there on: not at all |
 //! | away again | set in those of the others | as it was then | by the bitmap, if its own superblock has the bit; whole, if not |
 //!
 //! Linux fills a leg by the bitmap wherever the bit is set. So of one that is to be filled whole the bitmap has all bits set before that
 //! begins, and keeps them until it is done, as an array without all of its legs clears none: should it be away again in the midst of that,
-//! Linux fills all of it, too. Its own superblock is written first each time: as soon as no other calls it failed, it tells how far it is.
+//! Linux fills all of it, too. Its own superblock is written first each time: as soon as no other calls it failed, it tells how far it is. So that
+//! of a mirror's that was filled by the bitmap tells that it is filled to its end, then that it is whole: never is a leg whole that another one, which knows of
+//! all that was written, calls failed. Should that one be away next, and the leg go on alone, it would look as if it had been used apart. (With a parity no
+//! leg goes on alone; and one that is filled in part, when the power goes, is worth less than one that is not or is whole: parities may not fit.)
 //!
 //! How large the array is, LVM says as well. Where that is more than superblocks tell, they get the new size with the first change
 //! that is written: after the bitmap, which has the new part set, and with a resync that is due. A power cut before leaves

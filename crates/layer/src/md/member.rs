@@ -200,6 +200,13 @@ impl Member {
         self.recorded.store(end.map_or(ALL, |end| end.0), Ordering::Release);
     }
 
+    /// It has flushed all that it lacked, so that it is filled up to its end: no matter what the bitmap has.
+    pub(super) fn is_filled_to(&self, end: Sectors) {
+        self.recovered.store(end.0, Ordering::Release);
+        self.recorded.store(end.0, Ordering::Release);
+        self.by_bitmap.store(false, Ordering::Release);
+    }
+
     /// It is filled, and that is on record.
     pub(super) fn end_recovery(&self) {
         self.by_bitmap.store(false, Ordering::Release);

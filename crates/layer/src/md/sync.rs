@@ -247,12 +247,8 @@ impl Array {
 
     /// Of a device that comes back, its superblock says what it lacks before anything is copied to it. With the turn. Whether that is so.
     async fn says_who_comes_back(&self, device: DeviceIndex, cx: &TaskContext) -> bool {
-        let comes_back = |member: &Member| {
-            let at = member.site.as_ref().map(|(at, _)| *at);
-            at.zip(self.record.as_ref()).is_some_and(|(at, record)| record.comes_back(at))
-        };
         let is_on_record = self.books().opened;
-        if is_on_record || !self.devices.get(device).is_some_and(comes_back) {
+        if is_on_record || !self.devices.get(device).is_some_and(|member| self.comes_back(member)) {
             return true;
         }
         if let Err(errno) = self.record_change(cx).await {
@@ -263,6 +259,12 @@ impl Array {
         let is_there = !self.devices.get(device).is_some_and(Member::is_faulty);
         self.sync.due.fetch_or(!is_there, Ordering::AcqRel);
         is_there
+    }
+
+    /// Whether a device was away when the array was opened, and is to be filled.
+    fn comes_back(&self, member: &Member) -> bool {
+        let at = member.site.as_ref().map(|(at, _)| *at);
+        at.zip(self.record.as_ref()).is_some_and(|(at, record)| record.comes_back(at))
     }
 
     /// A device that lacks data of its role, and is there.
@@ -383,6 +385,17 @@ impl Array {
                 old.fail();
             }
             member.take_over();
+        }
+        // Rows with a parity are never served by one leg.
+        let goes_alone = self.geometry().as_parity().is_none();
+        if goes_alone && member.is_by_bitmap() && self.comes_back(member) {
+            // All others take back that it has failed before its own superblock says that it is whole. A power cut in between would leave some that call
+            // it so, and were they away when it goes on alone, nobody could tell that they were not used without it.
+            member.is_filled_to(self.geometry().sectors_on_member(role));
+            self.record_change(cx).await?;
+            if member.is_faulty() {
+                return Ok(());
+            }
         }
         member.is_durable_to(None);
         self.record_state(cx).await?;
