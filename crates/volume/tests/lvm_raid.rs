@@ -222,6 +222,47 @@ fn a_leg_that_was_used_without_the_others_is_left_out_so_that_it_keeps_what_only
 }
 
 #[test]
+fn what_only_a_leg_says_that_is_being_filled_makes_no_resync_due() {
+    let [mut own, mut truth] = [0, 1].map(|leg| superblock(leg, 2, Level::Raid1));
+    truth.events = 12;
+    truth.fail(0);
+    // The power went when it was the first to say that writes may be under way.
+    (own.events, own.disk_recovery_offset, own.array_resync_offset) = (13, 0, 0);
+    own.fail(0);
+    let lab = Lab::new();
+    let disks = mirror(&lab);
+    put(&disks[0], &own);
+    put(&disks[1], &truth);
+    let mut assembly = lab.open_for_writing(&[&disks[0], &disks[1]]);
+    assert_read_from(&mut assembly, 1);
+    let (_, array) = assembly.graph().groups[0].raids().next().unwrap();
+    assert_eq!(array.status().resync_from, None);
+    assert_eq!(array.status().members[0].state, MemberState::Recovering(Sector(0)));
+}
+
+#[test]
+fn of_legs_of_as_many_events_those_are_believed_that_few_call_failed() {
+    let raids = "device_count = 3 region_size = 8 \
+                 raids = [\"lv_rmeta_0\", \"lv_rimage_0\", \"lv_rmeta_1\", \"lv_rimage_1\", \"lv_rmeta_2\", \"lv_rimage_2\"]";
+    // One of them noted that another had failed, which a power cut let no other one hear of. Those were used without it then.
+    for away in 0..3 {
+        let lab = Lab::new();
+        let disks = legs(&lab, 3, "raid1", LEG, raids);
+        for (disk, leg) in disks.iter().zip(0..3) {
+            let mut own = superblock(leg, 3, Level::Raid1);
+            own.fail(if leg == away { (away as u16 + 1) % 3 } else { away as u16 });
+            put(disk, &own);
+        }
+        let all: Vec<&Disk> = disks.iter().collect();
+        let mut assembly = lab.open(&all);
+        volume(&mut assembly, "vg0/lv");
+        let (_, array) = assembly.graph().groups[0].raids().next().unwrap();
+        let whole = |leg: usize| array.status().members[leg].state == MemberState::InSync;
+        assert_eq!([0, 1, 2].map(whole), [0, 1, 2].map(|leg| leg != away as usize), "leg {away} was away");
+    }
+}
+
+#[test]
 fn a_stale_leg_is_not_read_also_where_another_one_is_missing() {
     let lab = Lab::new();
     let disks = (0..3).map(|leg| (leg, superblock(leg, 3, Level::Raid5)));

@@ -14,6 +14,7 @@
 //! of it, superblocks and bitmaps tell of the old size: mirrors may differ in all that is new. Linux itself leaves a raid10 that it
 //! has made larger with a bitmap of as many sectors as a leg has, and resyncs no further: what is behind may differ as well.
 
+use std::cmp::Reverse;
 use std::sync::Arc;
 
 use blockwork_engine::{Layer, NodeKind, Sector, Sectors};
@@ -417,10 +418,28 @@ fn is_whole(leg: &Option<Leg>) -> bool {
     leg.as_ref().is_some_and(|leg| leg.config.recovered.is_none())
 }
 
-/// The superblock that is believed, if there is any.
+/// The superblock that is believed, if there is any: the newest.
+///
+/// Of several, one that few of the others call failed: a power cut may have left on one leg alone that another one has failed, and those that were
+/// used without it since may have come to as many events. And a leg that is filled says first what the others are about to say: as long as these
+/// do not, nothing was written that they do not know, so that one of them is believed which is in sync, and which it does not call failed.
 fn newest(legs: &[Option<Leg>]) -> Option<Superblock> {
-    let superblocks = legs.iter().flatten().filter_map(|leg| leg.meta.as_ref()?.superblock.as_ref());
-    superblocks.max_by_key(|superblock| superblock.events).cloned()
+    let all: Vec<&Superblock> =
+        legs.iter().flatten().filter_map(|leg| leg.meta.as_ref()?.superblock.as_ref()).collect();
+    let events = all.iter().map(|superblock| superblock.events).max()?;
+    let calls_failed = |by: &Superblock, own: &Superblock| {
+        u16::try_from(own.array_position).is_ok_and(|position| by.has_failed(position))
+    };
+    let newest = || all.iter().copied().filter(|superblock| superblock.events == events);
+    let doubts = |own: &Superblock| newest().filter(|other| calls_failed(other, own)).count();
+    let first = newest().min_by_key(|own| doubts(own))?;
+    let is_whole = |own: &Superblock| own.disk_recovery_offset == dm_raid::IN_SYNC && !calls_failed(own, own);
+    let can_stand_for_it = |own: &&Superblock| {
+        is_whole(own) && own.events.saturating_add(1) >= events && !calls_failed(first, own)
+    };
+    let whole = all.iter().copied().filter(can_stand_for_it);
+    let whole = whole.min_by_key(|own| (Reverse(own.events), doubts(own)));
+    Some(whole.unwrap_or(first).clone())
 }
 
 /// What is to be thought of a leg.
