@@ -22,7 +22,7 @@ help:
 	@echo 'make test-xen  serve guests of Xen, booted under QEMU (tests/xen; a quarter of an hour)'
 	@echo 'make check   the checks alone: fmt, tidy, clippy, doc, the lock of fuzz, deny'
 	@echo 'make bench   measure Blockwork and its peers side by side, into bench/RESULTS.md'
-	@echo 'make labs    power cuts and faults: $(SEEDS) seeds for each test of crates/sim, from $(FROM) on (SEEDS=N FROM=M; a minute per 1,000)'
+	@echo 'make labs    power cuts and faults (arrays, RAID volumes of LVM, thin pools, snapshots): $(SEEDS) seeds for each test of crates/sim, from $(FROM) on (SEEDS=N FROM=M; a minute per 1,000)'
 	@echo 'make chance  LVM groups and arrays by chance, the kernel in a guest and us in turns: $(CHANCES) seeds from $(FROM) on (SEEDS=N FROM=M; two minutes each)'
 	@echo 'make fuzz    $(FUZZ_SECONDS) s of libFuzzer for each target (FUZZ_SECONDS=N; nightly and cargo-fuzz)'
 

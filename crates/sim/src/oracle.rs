@@ -75,6 +75,7 @@ struct SectorState {
     in_flight: Vec<(WriteId, Patch)>,
 }
 
+#[derive(Clone, Debug)]
 struct Write {
     range: Range<u64>,
     /// Sectors that it patches: fewer than its range touches, for a discard.
@@ -82,6 +83,7 @@ struct Write {
     discard: bool,
 }
 
+#[derive(Clone, Debug)]
 struct Read {
     offset: u64,
     len: u64,
@@ -92,6 +94,7 @@ struct Read {
 }
 
 /// The reference for one volume.
+#[derive(Clone, Debug)]
 pub struct Oracle {
     zero: SectorData,
     sectors: u64,
@@ -327,6 +330,27 @@ impl Oracle {
     /// After a cut: whether a sector may hold this; an `Err` is a violation. For who finds several copies of it.
     pub fn may_hold(&self, sector: u64, bytes: &[u8; 512]) -> Result<(), String> {
         self.find(sector, bytes).map(drop)
+    }
+
+    /// After a cut: whether a sector can only hold one thing. Nothing of it was being written then, or has not been durable.
+    pub fn is_certain(&self, sector: u64) -> bool {
+        assert!(self.writes.is_empty(), "`cut` comes first");
+        self.possible(sector).len() == 1
+    }
+
+    /// After a cut: nobody looks what sectors hold. Each holds any of what it may, and which one is not for good: who is read may change with the
+    /// next cut.
+    pub fn leave_open(&mut self) {
+        assert!(self.writes.is_empty(), "`cut` comes first");
+        let sectors: Vec<u64> = self.state.keys().copied().collect();
+        for sector in sectors {
+            let values = self.possible(sector);
+            let state = self.state.get_mut(&sector).expect("it is one of those");
+            state.base = values.clone();
+            state.history = vec![Version { number: self.version, certain: true, values }];
+            self.dirty.remove(&sector);
+        }
+        self.lost_data = false;
     }
 
     /// The one of the values that a sector may hold after a cut which is this.

@@ -20,13 +20,15 @@
 //! And its own: a read that was on its way to a disk when that forgot what a flush should have kept, which no array can help; a
 //! replacement that the caretaker took away as the member that it had just become.
 
+mod arrays;
 mod md_lab;
 mod running;
 
 use blockwork_engine::FileId;
 use blockwork_sim::Lies;
 
-use md_lab::drawn::{FAULTS, expect_all_verbs};
+use arrays::troubles::FAULTS;
+use md_lab::drawn::expect_all_verbs;
 use md_lab::{CLEARING, KEPT, LOSING, Plan};
 use running::plans::{
     self, are_found, expect_one_history, run_plans, survive_each_cut, survive_each_fault, survives,

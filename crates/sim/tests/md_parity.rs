@@ -7,13 +7,15 @@
 //! a member has in its list of bad blocks there: no resync makes parities fit what is not there, so an array with such a one is never clean again
 //! until that is written, and people have it take its parities as they are.
 
+mod arrays;
 mod md_lab;
 mod running;
 
 use blockwork_engine::FileId;
 use blockwork_sim::Lies;
 
-use md_lab::drawn::{FAULTS, expect_all_verbs};
+use arrays::troubles::FAULTS;
+use md_lab::drawn::expect_all_verbs;
 use md_lab::{PARITY, PARITY_DYING, PARITY_KEPT, PARITY_LISTING, PARITY_LOSING, Plan};
 use running::plans::{
     self, are_found, expect_one_history, run_plans, survive_each_cut, survive_each_fault, survives,

@@ -65,27 +65,51 @@ pub struct Assembly {
 impl Assembly {
     /// Opens the disks, reads what they hold, and assembles what they make up.
     pub fn open(plan: Plan) -> Result<Assembly, VolumeError> {
+        Assembly::over(plan, Vec::new())
+    }
+
+    /// The same of disks that are open already, each with what it is called, besides those of the plan: a simulator has its own, which no
+    /// path leads to.
+    ///
+    /// # Errors
+    ///
+    /// As [`Assembly::open`].
+    pub fn over(plan: Plan, disks: Vec<(String, Opened)>) -> Result<Assembly, VolumeError> {
         let mut assembly = Assembly { plan: plan.clone(), ..Assembly::default() };
+        for (spec, opened) in disks {
+            let disk = assembly.keep(&spec, opened)?;
+            assembly.offer(disk);
+        }
         for spec in &plan.disks {
             let disk = assembly.disk(spec)?;
-            let device = &mut assembly.graph.devices[disk.0];
-            // The same disk may be given twice.
-            if !device.is_offered {
-                device.is_offered = true;
-                assembly.unprobed.push(disk);
-            }
+            assembly.offer(disk);
         }
-        assembly.settle();
-        if plan.nested {
-            assembly.look_into_volumes();
+        assembly.assemble()
+    }
+
+    /// A disk was asked for. The same one may be given twice.
+    fn offer(&mut self, disk: DeviceId) {
+        let device = &mut self.graph.devices[disk.0];
+        if !device.is_offered {
+            device.is_offered = true;
+            self.unprobed.push(disk);
         }
-        assembly.tell_what_is_left();
-        for path in &plan.tables {
-            let text = read_table(path).map_err(|source| VolumeError::File { path: path.clone(), source })?;
-            table::assemble(&mut assembly, path, &text)?;
+    }
+
+    /// Reads what the disks that were asked for hold, and assembles what they make up.
+    fn assemble(mut self) -> Result<Assembly, VolumeError> {
+        self.settle();
+        if self.plan.nested {
+            self.look_into_volumes();
         }
-        assembly.probe_unoffered_disks();
-        Ok(assembly)
+        self.tell_what_is_left();
+        for path in self.plan.tables.clone() {
+            let text =
+                read_table(&path).map_err(|source| VolumeError::File { path: path.clone(), source })?;
+            table::assemble(&mut self, &path, &text)?;
+        }
+        self.probe_unoffered_disks();
+        Ok(self)
     }
 
     /// All devices, arrays and groups.

@@ -15,7 +15,8 @@ use blockwork_format::md::Uuid;
 use blockwork_layer::md::{Added, Array, ArrayStatus, MemberState, NewMember, SyncAction, VerbError};
 use blockwork_sim::{Closing, Faults, Random, Referee, SimEnv, World};
 
-use super::DEAD;
+use crate::arrays::troubles::DEAD;
+
 use super::disks::ArrayPlan;
 
 /// What it does in one life of the array.

@@ -5,16 +5,6 @@ use blockwork_sim::{Fault, Faults, Random};
 
 use super::{Counts, Life, Plan};
 
-/// The ways in which a request can fail.
-pub const FAULTS: [Fault; 6] = [
-    Fault::Error(Errno::EIO),
-    Fault::Error(Errno::ENOSPC),
-    Fault::Latent,
-    Fault::ForEver,
-    Fault::Short,
-    Fault::LostFlush,
-];
-
 impl Plan {
     /// Rows with a parity, over two lives: in the first, a member refuses some writes, and lists them; in the second, another one takes no writes
     /// any more, or refuses everything. In the latter case, what was listed is lost, and clients hear of it.

@@ -25,8 +25,9 @@ use blockwork_sim::{Oracle, World, describe};
 
 use blockwork_format::md::v1::{Features, Superblock};
 
+use crate::arrays::rows::{Bytes, Row};
+
 use super::disks::{ArrayPlan, EVENTS, Found, Member};
-use super::rows::{Bytes, Row};
 
 /// Violations that are told of one array.
 const VIOLATIONS_MAX: usize = 5;

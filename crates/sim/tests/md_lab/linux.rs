@@ -8,9 +8,10 @@ use blockwork_format::md::{IN_SYNC, Role};
 use blockwork_layer::md::Places;
 use blockwork_sim::{Oracle, World};
 
+use crate::arrays::rows::{Bytes, Row};
+
 use super::disks::{ArrayPlan, Found};
 use super::judge::Judge;
-use super::rows::{Bytes, Row};
 
 /// Resyncs the array; with `rebuild`, also gives every device its place and all data again.
 pub fn take_over(plan: &ArrayPlan, world: &World, found: &Found, rebuild: bool) {

@@ -11,7 +11,7 @@
 //! lives. In the other ([`Plan::draw_kept`]) the array is opened, has spares, and somebody looks after it ([`caretaker`]); what
 //! was half done in one life goes on in the next, and in the end the array is let alone until nothing is due ([`settle`]).
 //!
-//! Both kinds there are also of arrays whose rows have a parity ([`rows`]). What may be lost of those, when the power goes while members are
+//! Both kinds there are also of arrays whose rows have a parity (`arrays/rows.rs`). What may be lost of those, when the power goes while members are
 //! missing, is not judged; before the next life, people have the array take its parities as they are ([`linux::force`]).
 #![allow(dead_code, reason = "each test file uses its part")]
 
@@ -20,22 +20,21 @@ pub mod disks;
 pub mod drawn;
 pub mod judge;
 pub mod linux;
-mod rows;
 mod settle;
 
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use blockwork_engine::{
-    Completion, Context, Done, FileId, Fua, Nanos, Port, PortState, Quiescence, VolumeId, Worker,
-};
+use blockwork_engine::{FileId, Fua, Nanos, Quiescence, VolumeId, Worker};
 use blockwork_sim::{
     Chaos, ClientConfig, Closing, Fault, Faults, Lies, Random, Referee, SimCheck, SimClient, SimEnv, World,
 };
 
+use crate::arrays::troubles::{DEAD, Misbehaviour, draw_faults};
+use crate::arrays::{Pace, close, has_written};
 use crate::running::devices::draw_chaos;
 use crate::running::plans::{self, end_life, new_world};
-use crate::running::{Stack, caught, run_all, worker};
+use crate::running::{caught, run_all, worker};
 use caretaker::{Caretaker, Tally, Visit};
 use disks::{ArrayPlan, Built, Found};
 use judge::Judge;
@@ -105,19 +104,6 @@ pub struct Plan {
     pub rows: bool,
     /// All devices do this, which no client may notice.
     pub slowness: Faults,
-}
-
-/// How clients take their time. What an array does when it is idle, or a part of it is, has to happen meanwhile.
-#[derive(Clone, Copy, Debug)]
-pub enum Pace {
-    /// As fast as it goes.
-    Rush,
-    /// With a long pause now and then.
-    Pauses(Nanos),
-    /// Little by little for seconds, everywhere, and nearly never a flush.
-    Trickle,
-    /// As fast as it goes, with many flushes between small reads and writes.
-    Flushes,
 }
 
 /// What a run came to.
@@ -365,17 +351,6 @@ impl plans::Counts for Counts {
     }
 }
 
-impl Pace {
-    fn draw(random: &mut Random) -> Pace {
-        match random.below(4) {
-            0 => Pace::Rush,
-            1 => Pace::Pauses(Nanos::millis(400)),
-            2 => Pace::Pauses(Nanos::secs(3)),
-            _ => Pace::Trickle,
-        }
-    }
-}
-
 impl Life {
     /// One that has about so many events.
     fn draw(random: &mut Random, array: &ArrayPlan, events: u64) -> Life {
@@ -422,38 +397,6 @@ impl Life {
         life
     }
 }
-
-/// How a device misbehaves.
-fn draw_faults(random: &mut Random) -> Faults {
-    let none = Faults::default();
-    match random.below(8) {
-        0 => none,
-        1 => Faults { write_errors: 30_000, ..none },
-        2 => Faults { read_errors: 100_000, ..none },
-        3 => Faults { latent_errors: 100_000, short: 50_000, ..none },
-        4 => Faults { permanent_errors: 10_000, again: 50_000, ..none },
-        5 => Faults { flush_errors: 100_000, discard_errors: 50_000, ..none },
-        6 => Faults { lost_flushes: 100_000, short: 100_000, ..none },
-        _ => Faults { stalls: 5_000, slowdown: 20, latent_errors: 30_000, write_errors: 5_000, ..none },
-    }
-}
-
-/// Nothing works any more.
-const DEAD: Faults = Faults {
-    read_errors: 1_000_000,
-    write_errors: 1_000_000,
-    flush_errors: 1_000_000,
-    discard_errors: 1_000_000,
-    again: 0,
-    latent_errors: 0,
-    permanent_errors: 0,
-    short: 0,
-    stalls: 0,
-    stall_time: Nanos(0),
-    lost_flushes: 0,
-    misdirected: 0,
-    slowdown: 1,
-};
 
 /// A run under way.
 struct Run<'a> {
@@ -604,25 +547,16 @@ impl Run<'_> {
             if let Some(layout) = plan.array.parity().filter(|_| plan.rows) {
                 config.len_max = u64::from(plan.array.chunk * u32::from(layout.data_disks())) * 512 * 3;
             }
-            match plan.pace {
-                Pace::Rush => {}
-                Pace::Flushes => (config.weights, config.len_max) = ([20, 60, 15, 0, 5], 4096),
-                Pace::Pauses(pause) => config.pause_max = pause,
-                Pace::Trickle => {
-                    (config.pause_percent, config.pause_max) = (80, Nanos::millis(60));
-                    (config.weights, config.fua_percent) = ([20, 60, 1, 5, 5], 0);
-                    (config.bios, config.depth, config.len_max) = (6 * bios, 1, 4096);
-                }
-            }
+            plan.pace.shape(&mut config);
             let client = SimClient::new(config, self.referee.clone(), closing.clone());
             workers[n % plan.workers].add_port(Box::new(client));
         }
         if let (Some(victim), Some(after), None) = (victims.first(), life.death, &life.visit) {
-            workers[0].add_port(Box::new(Death { victim: *victim, faults: DEAD, after, done: false }));
+            workers[0].add_port(Box::new(Misbehaviour::new(*victim, DEAD, after)));
         }
         for victim in victims.iter().filter(|_| life.healthy > Nanos(0)) {
-            let (victim, after, faults) = (*victim, life.healthy, life.faults.clone());
-            workers[0].add_port(Box::new(Death { victim, faults, after, done: false }));
+            let misbehaves = Misbehaviour::new(*victim, life.faults.clone(), life.healthy);
+            workers[0].add_port(Box::new(misbehaves));
         }
         let ended_well = run_all(world, workers);
         if ended_well && !world.is_off() {
@@ -747,42 +681,5 @@ impl Run<'_> {
         verdict.violations.append(&mut referee.violations);
         verdict.answered += std::mem::take(&mut referee.answered);
         verdict.durable += std::mem::take(&mut referee.durable);
-    }
-}
-
-/// Whether a device has been written to in its life.
-fn has_written(world: &World) -> bool {
-    let writes = |n| world.counters(FileId(n)).writes + world.counters(FileId(n)).zeroes;
-    (0..world.devices()).any(|n| writes(n) > 0)
-}
-
-/// Has the layers record what they have to, when all workers have ended.
-fn close(world: &World, stack: &Stack) -> bool {
-    worker(stack, world.env(), 0, false, &Quiescence::default()).close().is_ok()
-}
-
-/// Lets a device die, or begin to misbehave, at a given time.
-struct Death {
-    victim: FileId,
-    faults: Faults,
-    after: Nanos,
-    done: bool,
-}
-
-impl Port<SimEnv> for Death {
-    fn open(&mut self, cx: &mut Context<'_, SimEnv>) {
-        let token = cx.token(0);
-        cx.env.timeout(token, self.after);
-    }
-    fn event(&mut self, cx: &mut Context<'_, SimEnv>, _: u32, _: Completion) {
-        cx.env.world().set_faults(self.victim, self.faults.clone());
-        self.done = true;
-    }
-    fn done(&mut self, _: &mut Context<'_, SimEnv>, _: Done) {}
-    fn turn(&mut self, _: &mut Context<'_, SimEnv>) -> PortState {
-        if self.done { PortState::Closed } else { PortState::Open }
-    }
-    fn drain(&mut self, _: &mut Context<'_, SimEnv>) {
-        self.done = true;
     }
 }

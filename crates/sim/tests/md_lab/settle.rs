@@ -3,9 +3,11 @@
 use blockwork_engine::Nanos;
 use blockwork_sim::Lies;
 
+use crate::arrays::close;
+
 use super::caretaker::Visit;
 use super::judge::Judge;
-use super::{Life, Run, close};
+use super::{Life, Run};
 
 impl Run<'_> {
     /// Opens the array, waits until nothing is due, and stops it; then the power goes, and the bytes are judged.
