@@ -442,7 +442,7 @@ fn what_an_array_in_a_mirror_cannot_read_the_other_copy_has() {
             for _ in 0..2 {
                 assert!(content(&scratch, "dm/both") == data, "{a} {b} {copies:?}");
             }
-            server.stop_quietly();
+            assert!(server.stop().status.success());
         }
         let table = scratch.write("alone.table", holes + &stack(["dm/a", "dm/b"], ["dm/five", "d.img"]));
         let server = scratch.serve(["--table", &table, "dm/five"]);
@@ -455,7 +455,7 @@ fn what_an_array_in_a_mirror_cannot_read_the_other_copy_has() {
             scratch.uri("dm/five")
         );
         assert_eq!(python(&script).trim(), if is_lost { "True" } else { "False" }, "{a} {b}");
-        server.stop_quietly();
+        assert!(server.stop().status.success());
     }
 }
 
