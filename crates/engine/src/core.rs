@@ -14,6 +14,7 @@ mod ahead;
 mod allocation;
 mod at_once;
 mod bios;
+mod changes;
 mod cure;
 mod fresh;
 mod joint;

@@ -167,6 +167,8 @@ pub struct LeafShared {
     /// In sectors: nothing is written behind it. That of the device is told by its source; this is less only where it has become smaller.
     end: AtomicU64,
     changes: AtomicU64,
+    /// Somebody wants to know of all changes.
+    watched: AtomicBool,
     /// What was said of requests that the device has refused.
     pub(crate) complaints: Complaints,
     /// Whose flush may run. One at a time over all workers: Linux reports a lost write to one fsync only, so a second
@@ -185,6 +187,7 @@ impl Default for LeafShared {
             doubts: AtomicU64::new(0),
             end: AtomicU64::new(u64::MAX),
             changes: AtomicU64::new(0),
+            watched: AtomicBool::new(false),
             complaints: Complaints::default(),
             flush_turns: Turns::default(),
             pressure: Pressure::default(),
@@ -236,7 +239,7 @@ impl LeafShared {
         Sector(self.end.load(Ordering::Acquire))
     }
     /// Says that content is changing or has changed. Called before a write is started and after it has completed,
-    /// by leaves that read ahead, so that no worker serves a stale prefetched sector.
+    /// by leaves that read ahead, so that no worker serves a stale prefetched sector, and by those that are watched.
     #[inline]
     pub fn change(&self) {
         self.changes.fetch_add(1, Ordering::AcqRel);
@@ -245,6 +248,18 @@ impl LeafShared {
     #[inline]
     pub fn changes(&self) -> u64 {
         self.changes.load(Ordering::Acquire)
+    }
+    /// From now on changes are counted whether the leaf reads ahead or not. What is read from now on shows every write that had ended
+    /// before: whoever ended it has looked at this afterwards, or was earlier.
+    pub(crate) fn watch(&self) {
+        if !self.is_watched() {
+            self.watched.store(true, Ordering::SeqCst);
+        }
+    }
+    /// It lies beside what every write looks at in any case.
+    #[inline]
+    pub(crate) fn is_watched(&self) -> bool {
+        self.watched.load(Ordering::Acquire)
     }
 }
 

@@ -122,6 +122,13 @@ impl<E: Env> Context<'_, E> {
         self.core.allocation(volume, sector, nr)
     }
 
+    /// A number that is another one when the volume may have been altered since it was asked for: by any client, of whatever volume that has
+    /// a disk in common with it. From the first question on, writes to its disks are counted, as those to disks that read ahead
+    /// are in any case.
+    pub fn changes(&self, volume: VolumeId) -> u64 {
+        self.core.changes(volume)
+    }
+
     /// Asks for a turn of this port even if nothing else happens to it.
     pub fn wake_me(&mut self) {
         self.core.mark_dirty(self.port);

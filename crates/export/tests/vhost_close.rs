@@ -127,7 +127,8 @@ fn serve_one(server: &OwnedFd, bytes: &[u8], flushes: &Sender<u64>) {
                 nlink: 1,
                 uid: 0,
                 gid: 0,
-                time: 0,
+                accessed: Duration::ZERO,
+                altered: Duration::ZERO,
                 blksize: 4096,
             });
         }

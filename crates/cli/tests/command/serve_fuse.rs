@@ -7,6 +7,7 @@ use std::os::unix::fs::FileExt;
 use serde_json::json;
 
 use crate::support::fs::{LeftMount, Loop, Mounted, checksums, make_tree, print_of};
+use crate::support::nbd::python;
 use crate::support::{Scratch, Server, Stats, both, output, run, run_refused, tool, until};
 
 const MIB: u64 = 1 << 20;
@@ -319,4 +320,59 @@ fn where_nothing_can_be_mounted_the_remedy_is_named() {
     let said = scratch.refused(["--disk", "null:1M", "--fuse", "nowhere/file"]);
     assert!(said.contains("there is no folder nowhere: make it first"), "{said}");
     server.stop_for_stats();
+}
+
+/// A client that has a file open, and reads it by the kernel's page cache alone, while others write the volume: by NBD, to the whole disk.
+/// One page it changes itself, by mmap, and says nothing of it.
+#[test]
+fn what_others_write_is_read_by_sendfile_and_mmap_once_the_file_was_looked_at() {
+    for (name, volume, file, start) in [
+        ("disk.img", "disk/disk.img", "/disk/disk.img/1", MIB),
+        // Nobody wants to know of writes but the mount.
+        ("disk.img,read_ahead_kb=0", "disk/disk.img", "/disk/disk.img/1", MIB),
+        // It does what it is asked at once.
+        ("memory:4M", "", "", 0),
+    ] {
+        let scratch = Scratch::new();
+        let disk = scratch.sparse("disk.img", 64 * MIB);
+        run(tool("sgdisk").args(["--clear", "--new=1:2048:+16M", &disk]));
+        // A folder of several files, or one.
+        let place = scratch.at("mnt");
+        let _left = LeftMount(place.clone().into());
+        let server = scratch.serve(["--disk", name, "--fuse", &place]);
+        let said = python(&format!(
+            "import mmap, os
+disk = connect({:?})
+fd = os.open({:?}, os.O_RDWR)
+out = os.memfd_create('out')
+def sent(at):
+    os.lseek(out, 0, 0)
+    os.sendfile(out, fd, at, 4)
+    return os.pread(out, 4, 0)
+try: pages = mmap.mmap(fd, 1 << 20)
+except OSError: pages = None # before Linux 6.6
+def seen(at):
+    return {{sent(at)}} | ({{pages[at:at + 4]}} if pages else set())
+assert seen(8192) == {{bytes(4)}}, seen(8192)
+if pages: pages[4096:4100] = b'mine'
+times = {{os.fstat(fd).st_mtime_ns}}
+for n in range(1, 50):
+    wanted = bytes([n]) * 4
+    disk.pwrite(wanted * 1024, {start} + 8192)
+    if n % 5 == 0: os.utime(fd)
+    times.add((os.fstat(fd) if n % 2 else os.stat({:?})).st_mtime_ns)
+    assert seen(8192) == {{wanted}}, (n, seen(8192))
+assert len(times) == 50, times
+if pages:
+    assert seen(4096) == {{b'mine'}}, seen(4096)
+    assert disk.pread(4, {start} + 4096) == b'mine'
+print('fresh')
+",
+            scratch.uri(volume),
+            format!("{place}{file}"),
+            format!("{place}{file}"),
+        ));
+        assert_eq!(said.trim(), "fresh", "{name}");
+        server.stop_quietly();
+    }
 }

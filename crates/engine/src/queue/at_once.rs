@@ -62,7 +62,11 @@ impl LeafQueue {
             return false;
         }
         let Some(device) = self.leaf.at_once() else { return false };
-        if device.transfer(op, sector, data).is_err() {
+        let done = device.transfer(op, sector, data);
+        if op == Op::Write && self.shared.is_watched() {
+            self.shared.change();
+        }
+        if done.is_err() {
             return false;
         }
         self.immediate.end = span.end();

@@ -52,7 +52,7 @@ impl LeafQueue {
         let request = &mut self.requests[id];
         request.state_done();
         self.throttle.ends(&self.shared.pressure, request);
-        if self.limits.read_ahead > Sectors::ZERO && request.op.is_write() {
+        if request.op.is_write() && self.counts_changes() {
             self.shared.change();
         }
         match outcome {

@@ -355,6 +355,18 @@ impl LeafQueue {
         }
     }
 
+    /// Whether anybody wants to know of writes.
+    #[inline]
+    fn counts_changes(&self) -> bool {
+        self.limits.read_ahead > Sectors::ZERO || self.shared.is_watched()
+    }
+
+    /// The number of changes, all of which are counted from now on.
+    pub(crate) fn changes(&self) -> u64 {
+        self.shared.watch();
+        self.shared.changes()
+    }
+
     /// Gives pending requests to the device while it may have more, and refills from the backlog.
     pub(crate) fn issue(&mut self, cx: &mut QueueContext<'_>) {
         loop {
@@ -417,7 +429,7 @@ impl LeafQueue {
         let held = if self.requests[id].held { Reason::Held } else { Reason::None };
         let reasons = [by_pieces, durable, by_memory, held];
         let reason = reasons.into_iter().find(|reason| *reason != Reason::None).unwrap_or(Reason::None);
-        let changes = self.limits.read_ahead > Sectors::ZERO;
+        let changes = self.counts_changes();
         let request = &mut self.requests[id];
         let (op, _, sector, nr) = request.what();
         let flags = request.device_flags();

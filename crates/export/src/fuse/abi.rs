@@ -12,6 +12,7 @@
 //! Source: the kernel's `include/uapi/linux/fuse.h` (its BSD text), ABI 7.31 (Linux 5.4) to 7.45 (6.18).
 
 use std::fmt;
+use std::time::Duration;
 
 /// Bytes of `fuse_in_header`.
 pub const IN_HEADER: usize = 40;
@@ -69,6 +70,7 @@ pub mod opcode {
 pub mod init {
     pub const ASYNC_READ: u64 = 1 << 0;
     pub const BIG_WRITES: u64 = 1 << 5;
+    pub const AUTO_INVAL_DATA: u64 = 1 << 12;
     pub const ASYNC_DIO: u64 = 1 << 15;
     pub const PARALLEL_DIROPS: u64 = 1 << 18;
     pub const MAX_PAGES: u64 = 1 << 22;
@@ -82,6 +84,9 @@ pub const FOPEN_DIRECT_IO: u32 = 1 << 0;
 pub const FOPEN_NOFLUSH: u32 = 1 << 5;
 /// OPEN reply: writes need not wait for each other.
 pub const FOPEN_PARALLEL_DIRECT_WRITES: u32 = 1 << 6;
+
+/// READ: a client's own, of which the kernel says who it is. Of those that fill the page cache it does not.
+pub const READ_LOCKOWNER: u32 = 1 << 1;
 
 /// SETATTR: which fields are to be set (`fuse_setattr_in.valid`).
 #[allow(missing_docs)]
@@ -165,6 +170,8 @@ pub enum Request<'a> {
     Read {
         offset: u64,
         size: u32,
+        /// READ flags.
+        how: u32,
     },
     Readdir {
         offset: u64,
@@ -261,15 +268,15 @@ impl<'a> Request<'a> {
         let mut fields = Fields::new(op, bytes);
         Ok(match op {
             opcode::READ => {
-                let (offset, size, _) = transfer(&mut fields)?;
-                Request::Read { offset, size }
+                let (offset, size, how, _) = transfer(&mut fields)?;
+                Request::Read { offset, size, how }
             }
             opcode::WRITE => {
-                let (offset, size, flags) = transfer(&mut fields)?;
+                let (offset, size, _, flags) = transfer(&mut fields)?;
                 Request::Write { offset, size, flags }
             }
             opcode::READDIR => {
-                let (offset, size, _) = transfer(&mut fields)?;
+                let (offset, size, ..) = transfer(&mut fields)?;
                 Request::Readdir { offset, size }
             }
             opcode::FSYNC => Request::Fsync,
@@ -312,15 +319,15 @@ impl<'a> Request<'a> {
     }
 }
 
-/// `fuse_read_in` and `fuse_write_in` have their fields at the same places: offset, size, the open file's flags.
+/// `fuse_read_in` and `fuse_write_in` have their fields at the same places: offset, size, the operation's own flags, the open file's.
 #[inline]
-fn transfer(fields: &mut Fields<'_>) -> Result<(u64, u32, u32), Malformed> {
+fn transfer(fields: &mut Fields<'_>) -> Result<(u64, u32, u32, u32), Malformed> {
     fields.skip::<8>()?; // fh
-    let (offset, size) = (fields.u64()?, fields.u32()?);
-    fields.skip::<12>()?; // read_flags or write_flags, lock_owner
+    let (offset, size, how) = (fields.u64()?, fields.u32()?, fields.u32()?);
+    fields.skip::<8>()?; // lock_owner
     let flags = fields.u32()?;
     fields.skip::<4>()?; // padding
-    Ok((offset, size, flags))
+    Ok((offset, size, how, flags))
 }
 
 fn parse_init<'a>(fields: &mut Fields<'_>) -> Result<Request<'a>, Malformed> {
@@ -349,8 +356,10 @@ pub struct Attr {
     pub nlink: u32,
     pub uid: u32,
     pub gid: u32,
-    /// Seconds since 1970, for all three times.
-    pub time: u64,
+    /// When it was read last, since 1970.
+    pub accessed: Duration,
+    /// When it was altered last, content and attributes, since 1970.
+    pub altered: Duration,
     /// Preferred I/O, bytes.
     pub blksize: u32,
 }
@@ -420,7 +429,13 @@ impl<'a> Reply<'a> {
     fn attr_fields(&mut self, attr: &Attr) {
         let start = self.out.len();
         self.u64(attr.ino).u64(attr.size).u64(attr.size / 512);
-        self.u64(attr.time).u64(attr.time).u64(attr.time).u32(0).u32(0).u32(0);
+        let times = [attr.accessed, attr.altered, attr.altered];
+        for time in times {
+            self.u64(time.as_secs());
+        }
+        for time in times {
+            self.u32(time.subsec_nanos());
+        }
         self.u32(attr.mode).u32(attr.nlink).u32(attr.uid).u32(attr.gid).u32(0).u32(attr.blksize).u32(0);
         debug_assert_eq!(self.out.len() - start, ATTR);
     }
@@ -499,11 +514,12 @@ mod tests {
 
     use super::*;
 
-    fn transfer_bytes(offset: u64, size: u32, flags: u32) -> Vec<u8> {
+    fn transfer_bytes(offset: u64, size: u32, how: u32, flags: u32) -> Vec<u8> {
         let mut bytes = vec![0xee; 8];
         bytes.extend(offset.to_ne_bytes());
         bytes.extend(size.to_ne_bytes());
-        bytes.extend([0xee; 12]);
+        bytes.extend(how.to_ne_bytes());
+        bytes.extend([0xee; 8]);
         bytes.extend(flags.to_ne_bytes());
         bytes.extend([0; 4]);
         bytes
@@ -511,7 +527,7 @@ mod tests {
 
     #[test]
     fn a_write_is_found_where_the_kernel_puts_it() {
-        let bytes = transfer_bytes(0x1122_3344_5566, 4096, O_DSYNC | 2);
+        let bytes = transfer_bytes(0x1122_3344_5566, 4096, 0xee, O_DSYNC | 2);
         assert_eq!(bytes.len(), WRITE_IN);
         let expected = Request::Write { offset: 0x1122_3344_5566, size: 4096, flags: O_DSYNC | 2 };
         assert_eq!(Request::parse(opcode::WRITE, &bytes), Ok(expected));
@@ -535,7 +551,9 @@ mod tests {
 
     #[test]
     fn replies_have_the_sizes_of_the_kernels_structures() {
-        let attr = Attr { ino: 1, size: 1, mode: S_IFREG, nlink: 1, uid: 0, gid: 0, time: 0, blksize: 4096 };
+        let [accessed, altered] = [1, 2].map(Duration::from_secs);
+        let (mode, blksize) = (S_IFREG, 4096);
+        let attr = Attr { ino: 1, size: 1, mode, nlink: 1, uid: 0, gid: 0, accessed, altered, blksize };
         let init = InitReply {
             minor: 31,
             max_readahead: 0,
@@ -580,9 +598,9 @@ mod tests {
         }
 
         #[test]
-        fn a_read_says_what_was_written_into_it(offset: u64, size: u32, flags: u32) {
-            let bytes = transfer_bytes(offset, size, flags);
-            prop_assert_eq!(Request::parse(opcode::READ, &bytes), Ok(Request::Read { offset, size }));
+        fn a_read_says_what_was_written_into_it(offset: u64, size: u32, how: u32, flags: u32) {
+            let bytes = transfer_bytes(offset, size, how, flags);
+            prop_assert_eq!(Request::parse(opcode::READ, &bytes), Ok(Request::Read { offset, size, how }));
         }
     }
 }

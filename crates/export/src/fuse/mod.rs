@@ -16,7 +16,8 @@
 //!    ftruncate(2) says of file systems that cannot do it. Opening with O_TRUNC is such a truncation: programs that
 //!    truncate first (dd without `conv=notrunc`, cp) take what they then skip for zeros, so pretending would lose data.
 //! 5. The page cache is bypassed (FOPEN_DIRECT_IO), so a volume that other exports serve too is never read from a stale
-//!    cache; mmap still works where the kernel allows it with that (6.6).
+//!    cache; mmap still works where the kernel allows it with that (6.6). What goes by the page cache all the same (mmap, sendfile, splice)
+//!    finds no stale page after somebody has opened the file or looked at it (`pages`).
 //! 6. What a client has changed by mmap before the mount is taken away is on the disk afterwards, whether the client has said msync or not
 //!    (`write_back`). It is a volume's content like any other; only a server that is killed loses it.
 //! 7. Which volumes there are, what they are called and how large they are, the kernel asks whenever a client wants to know it.
@@ -25,6 +26,7 @@
 
 pub mod abi;
 mod mount;
+mod pages;
 mod port;
 mod tree;
 mod write_back;

@@ -29,9 +29,10 @@ use slab::Slab;
 
 use super::Loss;
 use super::abi::{
-    self, IN_HEADER, InHeader, InitReply, Malformed, OUT_HEADER, Reply, Request, WRITE_IN, falloc, fattr,
-    init,
+    self, Attr, IN_HEADER, InHeader, InitReply, Malformed, OUT_HEADER, Reply, Request, WRITE_IN, falloc,
+    fattr, init,
 };
+use super::pages::Pages;
 use super::tree::{Files, Served, Tree};
 use crate::complaints::Complaints;
 use crate::looks::{LOOK_TIME, LOOKUPS_MAX};
@@ -92,6 +93,8 @@ pub struct FusePort {
     seeks: VecDeque<Seek>,
     /// Opens of what cannot be opened just now: they are tried again when the timer [`OPEN`] has come, which is then under way.
     opens: VecDeque<Open>,
+    /// What the kernel may keep of files.
+    pages: Pages,
     /// Requests may be waiting in the kernel, and no poll is needed to hear of them.
     readable: bool,
     /// A poll is under way.
@@ -149,6 +152,7 @@ impl FusePort {
             bytes: 0,
             seeks: VecDeque::new(),
             opens: VecDeque::new(),
+            pages: Pages::default(),
             readable: true,
             polling: false,
             second: BackOff::default(),
@@ -282,7 +286,14 @@ impl FusePort {
             EPROTO
         })?;
         match request {
-            Request::Read { offset, size } => self.read(cx, unique, node, offset, size),
+            Request::Read { offset, size, how } => {
+                if how & abi::READ_LOCKOWNER == 0 {
+                    let (tree, volume) = (&self.tree, self.served(node)?.volume);
+                    let exists = |node| tree.served(node).is_some();
+                    self.pages.are_read(node, || cx.changes(volume), exists);
+                }
+                self.read(cx, unique, node, offset, size)
+            }
             Request::Write { offset, size, flags } => {
                 if usize::try_from(size) != Ok(payload) {
                     return Err(EPROTO);
@@ -311,21 +322,35 @@ impl FusePort {
                 self.outbox.reply(&self.fd, unique, |_| ());
                 Ok(())
             }
-            other => self.about_names(unique, node, other),
+            other => self.about_names(cx, unique, node, other),
         }
     }
 
     /// What the tree alone can answer.
-    fn about_names(&mut self, unique: u64, node: u64, request: Request<'_>) -> Result<(), Errno> {
-        let (fd, out) = (&self.fd, &mut self.outbox);
+    fn about_names(
+        &mut self,
+        cx: &Context<'_, Uring>,
+        unique: u64,
+        node: u64,
+        request: Request<'_>,
+    ) -> Result<(), Errno> {
+        let (fd, out, pages) = (&self.fd, &mut self.outbox, &mut self.pages);
         let attr = self.tree.attr(node).ok_or(ENOENT)?;
+        let mut look = |attr: Attr| {
+            let served = self.tree.served(attr.ino);
+            let altered = served.and_then(|served| pages.look(attr.ino, || cx.changes(served.volume)));
+            Attr { altered: altered.unwrap_or(attr.altered), ..attr }
+        };
         match request {
             Request::Lookup { name } => {
                 let child = std::str::from_utf8(name).ok().and_then(|name| self.tree.child(node, name));
-                let attr = child.and_then(|child| self.tree.attr(child)).ok_or(ENOENT)?;
+                let attr = look(child.and_then(|child| self.tree.attr(child)).ok_or(ENOENT)?);
                 out.reply(fd, unique, |reply| reply.entry(&attr));
             }
-            Request::Getattr => out.reply(fd, unique, |reply| reply.attr(&attr)),
+            Request::Getattr => {
+                let attr = look(attr);
+                out.reply(fd, unique, |reply| reply.attr(&attr));
+            }
             Request::Setattr { valid, size } => {
                 // Times are accepted and not kept: a disk has none.
                 let resized = valid & fattr::SIZE != 0 && size != attr.size;
@@ -341,7 +366,8 @@ impl FusePort {
                 if resized || valid & (fattr::MODE | fattr::UID | fattr::GID) != 0 {
                     return Err(Errno::EPERM);
                 }
-                out.reply(fd, unique, |reply| reply.attr(&attr));
+                let altered = pages.set(node).unwrap_or(attr.altered);
+                out.reply(fd, unique, |reply| reply.attr(&Attr { altered, ..attr }));
             }
             Request::Opendir => out.reply(fd, unique, |reply| reply.open(0, 0)),
             Request::Readdir { offset, size } => {
@@ -391,6 +417,7 @@ impl FusePort {
         // Of a newer major version the kernel sees from the reply what we speak, and asks again.
         let wanted = init::ASYNC_READ
             | init::BIG_WRITES
+            | init::AUTO_INVAL_DATA
             | init::ASYNC_DIO
             | init::PARALLEL_DIROPS
             | init::MAX_PAGES

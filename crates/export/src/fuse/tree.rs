@@ -10,7 +10,7 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use blockwork_engine::{Sectors, Volume, VolumeId};
 
@@ -106,7 +106,8 @@ pub struct Tree {
     version: Option<u64>,
     owner: (u32, u32),
     file_mode: u32,
-    time: u64,
+    /// When it was made, since 1970.
+    made: Duration,
 }
 
 /// One entry of a folder.
@@ -126,9 +127,9 @@ impl Tree {
     /// Of nothing yet: [`Tree::follow`] comes next. The root is a folder with a file for each volume, in folders as their names' slashes say,
     /// or else the first one's file.
     pub fn new(is_folder: bool, owner: (u32, u32), file_mode: u32) -> Tree {
-        let time = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+        let made = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let (nodes, folders) = (BTreeMap::new(), BTreeMap::new());
-        Tree { nodes, folders, is_folder, version: None, owner, file_mode, time }
+        Tree { nodes, folders, is_folder, version: None, owner, file_mode, made }
     }
 
     /// Shows the volumes as they are now, if they have changed.
@@ -270,7 +271,8 @@ impl Tree {
             Node::Folder { .. } => (S_IFDIR | 0o555, 2, 0),
         };
         let (uid, gid) = self.owner;
-        Some(Attr { ino: node, size, mode, nlink, uid, gid, time: self.time, blksize: super::BLOCK })
+        let (accessed, altered) = (self.made, self.made);
+        Some(Attr { ino: node, size, mode, nlink, uid, gid, accessed, altered, blksize: super::BLOCK })
     }
 
     /// The root's type and permissions, for mount(2).
