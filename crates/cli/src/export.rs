@@ -93,16 +93,20 @@ pub(crate) fn run(args: &ExportArgs) -> Result<()> {
 
 fn show(json: bool) -> Result<()> {
     let servers = servers()?;
-    let volumes =
-        || servers.iter().flat_map(|server| server.status.volumes.iter().map(|it| (server.pid, it)));
+    let all = &servers.answering;
+    let volumes = || all.iter().flat_map(|server| server.status.volumes.iter().map(|it| (server.pid, it)));
     if json {
         let volume = |(pid, it): (u32, &VolumeStatus)| json!({ "name": it.name, "bytes": it.bytes, "read_only": it.read_only, "exports": it.exports, "pid": pid });
-        return out::print_json(&json!({ "volumes": volumes().map(volume).collect::<Vec<_>>() }));
+        out::print_json(&json!({ "volumes": volumes().map(volume).collect::<Vec<_>>() }))?;
+        return Ok(servers.complete()?);
     }
     if volumes().next().is_none() {
+        if !servers.silent.is_empty() {
+            return Ok(servers.complete()?);
+        }
         log::warn!(
             "{}",
-            match servers.is_empty() {
+            match all.is_empty() {
                 true => "no server is running (of this user)",
                 false => "no running server has a volume yet",
             }
@@ -114,7 +118,8 @@ fn show(json: bool) -> Result<()> {
         let exports: Vec<String> = it.exports.iter().map(|address| escape(address)).collect();
         rows.push([escape(&it.name), size(it.bytes), pid.to_string(), exports.join(" ")]);
     }
-    out::print(&table(&rows))
+    out::print(&table(&rows))?;
+    Ok(servers.complete()?)
 }
 
 fn table(rows: &[[String; 4]]) -> String {
@@ -142,11 +147,7 @@ fn remove(args: &RemoveArgs) -> Result<()> {
     // As it is told, or the path of a socket that is told by another one.
     let spellings =
         [args.address.clone(), of_socket(Path::new(path)), of_socket(&absolute(Path::new(path))?)];
-    let known = spellings.iter().find_map(|address| Some((address, find_export(address).ok()?)));
-    let (address, socket) = match known {
-        Some((address, socket)) => (address.clone(), socket),
-        None => (args.address.clone(), find_export(&args.address)?),
-    };
+    let (address, socket) = find_export(&spellings)?;
     tell(&ask_export(&socket, &ExportRequest::Remove { address, force: args.force })?, args.json)
 }
 

@@ -39,20 +39,18 @@ struct Pinned {
 
 pub(crate) fn run(args: &StatusArgs) -> Result<()> {
     let (mut disks, mut away, mut pinned) = (Vec::new(), Vec::new(), Vec::new());
-    let servers = servers()?;
-    for server in &servers {
+    let mut servers = servers()?;
+    for server in &servers.answering {
         away.extend(away_of(&server.status));
         pinned.extend(pinned_of(&server.status));
-        match get_json::<Report>(&server.socket, "/v1/stats") {
-            Ok(report) => disks.extend(disks_of(&server.status, report)),
-            // One that is ending is no reason not to show what others have.
-            Err(error) => log::warn!("{error}"),
-        }
     }
-    if disks.is_empty() && away.is_empty() && pinned.is_empty() {
+    for (server, report) in servers.ask(|server| get_json::<Report>(&server.socket, "/v1/stats")) {
+        disks.extend(disks_of(&server.status, report));
+    }
+    if disks.is_empty() && away.is_empty() && pinned.is_empty() && servers.silent.is_empty() {
         log::warn!(
             "{}",
-            match servers.is_empty() {
+            match servers.answering.is_empty() {
                 true => "no server is running (of this user) that has a disk",
                 false => "of the disks of running servers nothing can be chosen",
             }
@@ -63,14 +61,16 @@ pub(crate) fn run(args: &StatusArgs) -> Result<()> {
         let away_one =
             |it: &Away| json!({ "pid": it.pid, "volume": it.name, "sandbox": it.sandbox, "why": it.why });
         let pinned_one = |it: &Pinned| json!({ "pid": it.pid, "volume": it.name, "sandbox": it.sandbox, "address": it.address, "locked_bytes": it.locked });
-        return out::print_json(&json!({
+        out::print_json(&json!({
             "disks": disks.iter().map(disk).collect::<Vec<_>>(),
             "away": away.iter().map(away_one).collect::<Vec<_>>(),
             "pinned": pinned.iter().map(pinned_one).collect::<Vec<_>>(),
-        }));
+        }))?;
+    } else {
+        let (away, pinned) = (away.iter().map(away_text), pinned.iter().map(pinned_text));
+        out::print(&disks.iter().map(text).chain(away).chain(pinned).collect::<String>())?;
     }
-    let (away, pinned) = (away.iter().map(away_text), pinned.iter().map(pinned_text));
-    out::print(&disks.iter().map(text).chain(away).chain(pinned).collect::<String>())
+    Ok(servers.complete()?)
 }
 
 fn pinned_of(server: &Status) -> impl Iterator<Item = Pinned> {

@@ -3,6 +3,7 @@
 //! Servers are trusted as far as their folder is ([`crate::control_dir`]), but not to be quick or brief: answers have a
 //! limit in size and time, streams do not.
 
+use std::fmt;
 use std::fs;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
@@ -31,6 +32,9 @@ const ANSWER_BYTES_MAX: usize = 16 << 20;
 
 /// A head, or a whole answer, must be there after that time.
 const TIMEOUT: Duration = Duration::from_secs(5);
+
+/// A list of groups waits while one is changed, which takes as long as its disks do.
+const LIST_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// What is done with an array may wait for its disks that long.
 const VERB_TIMEOUT: Duration = Duration::from_secs(120);
@@ -73,6 +77,9 @@ pub enum ClientError {
         /// What went wrong.
         source: io::Error,
     },
+    /// Servers that there are do not answer, so that it is not known what they have.
+    #[error("{}; what there is, is not known without {}", listed(.0), if .0.len() == 1 { "it" } else { "them" })]
+    Silent(Vec<Silent>),
     /// The server refuses.
     #[error("{socket}: GET {path}: {status}: {text}")]
     Refused {
@@ -158,6 +165,101 @@ fn served(there: &[String], nothing: &str) -> String {
     if there.is_empty() { nothing.to_owned() } else { format!("served are: {}", there.join(", ")) }
 }
 
+/// A server of which there is a process, and which does not answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Silent {
+    /// Its process.
+    pub pid: u32,
+    /// Its socket, escaped.
+    pub socket: String,
+    /// What became of asking, and what can be done about it.
+    pub why: String,
+}
+
+impl Silent {
+    fn of(pid: u32, socket: &Path, error: &ClientError) -> Silent {
+        let said = match error {
+            ClientError::Connection { source, .. } => source.to_string(),
+            ClientError::Refused { path, status, text, .. } => format!("GET {path}: {status}: {text}"),
+            error => error.to_string(),
+        };
+        let why = match directory::is_stopped(pid) {
+            true => format!("{said}, as it is stopped: `kill -CONT {pid}` has it go on"),
+            false => format!("{said}: ask again, or see what it waits for"),
+        };
+        Silent { pid, socket: shown(socket), why }
+    }
+}
+
+impl fmt::Display for Silent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "the server {} ({}) does not answer: {}", self.pid, self.socket, self.why)
+    }
+}
+
+fn listed(silent: &[Silent]) -> String {
+    silent.iter().map(Silent::to_string).collect::<Vec<_>>().join("; ")
+}
+
+/// The servers of this user.
+#[derive(Debug, Default)]
+pub struct Servers {
+    /// Those that answer, by number of process.
+    pub answering: Vec<ServerInfo>,
+    /// The others, of which there is a process.
+    pub silent: Vec<Silent>,
+}
+
+impl Servers {
+    /// Asks each of those that answer for something more. One that does not answer that is among the silent ones from then on; one that
+    /// ends meanwhile has nothing any more.
+    pub fn ask<T>(&mut self, what: impl Fn(&ServerInfo) -> Result<T, ClientError>) -> Vec<(ServerInfo, T)> {
+        let mut answers = Vec::new();
+        for server in &self.answering {
+            match what(server) {
+                Ok(answer) => answers.push((server.clone(), answer)),
+                Err(error) if is_silence(&error) => {
+                    self.silent.push(Silent::of(server.pid, &server.socket, &error));
+                }
+                // One that is ending is no reason not to tell what others have.
+                Err(error) => log::warn!("{error}"),
+            }
+        }
+        answers
+    }
+
+    /// For those who have told what there is.
+    ///
+    /// # Errors
+    ///
+    /// There may be more: some do not answer.
+    pub fn complete(self) -> Result<(), ClientError> {
+        if self.silent.is_empty() { Ok(()) } else { Err(ClientError::Silent(self.silent)) }
+    }
+
+    /// What is not found among those that answer may be what a silent one has.
+    fn absent(self, error: ClientError) -> ClientError {
+        self.complete().err().unwrap_or(error)
+    }
+
+    /// For those who have found what they want, whatever the silent ones have.
+    pub fn warn(&self) {
+        self.silent.iter().for_each(|silent| log::warn!("{silent}"));
+    }
+}
+
+/// Whether that is the answer of a server that lives and goes on living: none in time, or none that can be made use of.
+fn is_silence(error: &ClientError) -> bool {
+    match error {
+        ClientError::Connection { source, .. } => matches!(
+            source.kind(),
+            io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock | io::ErrorKind::InvalidData
+        ),
+        ClientError::Refused { .. } => true,
+        _ => false,
+    }
+}
+
 /// A server that answers.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ServerInfo {
@@ -169,12 +271,12 @@ pub struct ServerInfo {
     pub status: Status,
 }
 
-/// All servers of this user that answer, by number of process. Sockets of dead ones are removed.
+/// All servers of this user. Sockets of dead ones are removed.
 ///
 /// # Errors
 ///
 /// The folder of sockets cannot be read, or others can write to it. None at all, where there is no folder.
-pub fn servers() -> Result<Vec<ServerInfo>, ClientError> {
+pub fn servers() -> Result<Servers, ClientError> {
     servers_in(&control_dir())
 }
 
@@ -183,23 +285,25 @@ pub fn servers() -> Result<Vec<ServerInfo>, ClientError> {
 /// # Errors
 ///
 /// As for `servers`.
-pub fn servers_in(folder: &Path) -> Result<Vec<ServerInfo>, ClientError> {
+pub fn servers_in(folder: &Path) -> Result<Servers, ClientError> {
     let unusable = |source| DirectoryError::Unusable { folder: shown(folder), source };
     let entries = match fs::read_dir(folder) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Servers::default()),
         entries => entries.map_err(unusable)?,
     };
     directory::check(folder)?;
-    let mut servers = Vec::new();
+    let mut servers = Servers::default();
     for entry in entries.take(SOCKETS_MAX) {
         let socket = entry.map_err(unusable)?.path();
         let Some(pid) = directory::pid_of(&socket) else { continue };
         match get_json::<Status>(&socket, "/v1/status") {
-            Ok(status) => servers.push(ServerInfo { pid, socket, status }),
+            Ok(status) => servers.answering.push(ServerInfo { pid, socket, status }),
+            Err(error) if is_silence(&error) => servers.silent.push(Silent::of(pid, &socket, &error)),
             Err(error) => clean_up(&socket, pid, &error),
         }
     }
-    servers.sort_by_key(|server| server.pid);
+    servers.answering.sort_by_key(|server| server.pid);
+    servers.silent.sort_by_key(|server| server.pid);
     Ok(servers)
 }
 
@@ -236,17 +340,20 @@ pub fn find_volume_in(folder: &Path, name: &str) -> Result<ServerInfo, ClientErr
         // One that does not answer any more serves nothing, either.
         volume_called(name, volumes, || arrays_at(&server.socket).unwrap_or_default()).is_some()
     };
-    let mut found: Vec<&ServerInfo> = servers.iter().filter(serves).collect();
+    let mut found: Vec<&ServerInfo> = servers.answering.iter().filter(serves).collect();
     // Where several take turns (`serve --migratable`), it is whose turn it is.
     if found.len() > 1 && found.iter().any(|server| server.status.away.is_none()) {
         found.retain(|server| server.status.away.is_none());
     }
     match found[..] {
-        [only] => Ok(only.clone()),
+        [only] => {
+            servers.warn();
+            Ok(only.clone())
+        }
         [] => {
-            let volumes = servers.iter().flat_map(|server| &server.status.volumes);
+            let volumes = servers.answering.iter().flat_map(|server| &server.status.volumes);
             let there = volumes.map(|volume| escape(&volume.name)).collect();
-            Err(ClientError::NoVolume { name: escape(name), there })
+            Err(servers.absent(ClientError::NoVolume { name: escape(name), there }))
         }
         [..] => {
             let sockets = found.iter().map(|server| shown(&server.socket)).collect();
@@ -280,12 +387,8 @@ pub fn find_array(name: &str) -> Result<ArrayPlace, ClientError> {
 /// As for `find_array`.
 pub fn find_array_in(folder: &Path, name: &str) -> Result<ArrayPlace, ClientError> {
     let (mut found, mut there) = (Vec::new(), Vec::new());
-    for server in servers_in(folder)? {
-        let arrays = arrays_at(&server.socket).unwrap_or_else(|error| {
-            // One that is ending is no reason not to find what another has.
-            log::warn!("{error}");
-            Vec::new()
-        });
+    let mut servers = servers_in(folder)?;
+    for (server, arrays) in servers.ask(|server| arrays_at(&server.socket)) {
         for array in arrays {
             there.push(escape(&array.name));
             if array.is_called(name) {
@@ -294,8 +397,11 @@ pub fn find_array_in(folder: &Path, name: &str) -> Result<ArrayPlace, ClientErro
         }
     }
     match found.len() {
-        1 => Ok(found.remove(0)),
-        0 => Err(ClientError::NoArray { name: escape(name), there }),
+        1 => {
+            servers.warn();
+            Ok(found.remove(0))
+        }
+        0 => Err(servers.absent(ClientError::NoArray { name: escape(name), there })),
         _ => {
             let sockets = found.iter().map(|place| shown(&place.socket)).collect();
             Err(ClientError::SeveralArrays { name: escape(name), sockets })
@@ -345,7 +451,8 @@ fn find_place(
     names_at: impl Fn(&Path) -> Result<Vec<String>, ClientError>,
 ) -> Result<PathBuf, ClientError> {
     let (mut found, mut there, mut away) = (Vec::new(), Vec::new(), None);
-    for server in servers()? {
+    let mut servers = servers()?;
+    for (server, names) in servers.ask(|server| names_at(&server.socket)) {
         if let Some(why) = &server.status.away {
             // Its lists are empty meanwhile, and its volumes known.
             let is_of_it = |volume: &VolumeStatus| volume.name.split_once('/').is_some_and(|it| it.0 == name);
@@ -353,21 +460,19 @@ fn find_place(
                 away = Some((server.pid, escape(why)));
             }
         }
-        let names = names_at(&server.socket).unwrap_or_else(|error| {
-            // One that is ending is no reason not to find what another has.
-            log::warn!("{error}");
-            Vec::new()
-        });
         if names.iter().any(|known| known == name) {
             found.push(server.socket);
         }
         there.extend(names.iter().map(|name| escape(name)));
     }
     match found.len() {
-        1 => Ok(found.remove(0)),
+        1 => {
+            servers.warn();
+            Ok(found.remove(0))
+        }
         0 => Err(match away {
             Some((pid, why)) => ClientError::Away { what, name: escape(name), pid, why },
-            None => ClientError::Nowhere { what, name: escape(name), there },
+            None => servers.absent(ClientError::Nowhere { what, name: escape(name), there }),
         }),
         _ => {
             let sockets = found.iter().map(|socket| shown(socket)).collect();
@@ -405,7 +510,8 @@ pub fn find_pool(name: &str) -> Result<PathBuf, ClientError> {
 ///
 /// It does not answer.
 pub fn groups_at(socket: &Path) -> Result<Vec<GroupStatus>, ClientError> {
-    get_json::<GroupList>(socket, GROUPS).map(|list| list.groups)
+    let asked = Asked { patience: LIST_TIMEOUT, ..Asked::get(GROUPS) };
+    receive::<GroupList>(socket, asked).map(|list| list.groups)
 }
 
 /// Asks a server to change a group, and waits until that is done.
@@ -418,22 +524,28 @@ pub fn ask_group(socket: &Path, request: &GroupRequest) -> Result<GroupAnswer, C
     receive(socket, Asked { method: Method::POST, path: GROUPS, body, patience: VERB_TIMEOUT })
 }
 
-/// The server that offers a volume at this address, such as `vhost-user:PATH`.
+/// The server that offers a volume at this address, such as `vhost-user:PATH`, which may be spelled so or so: the spelling that it knows, and its
+/// socket.
 ///
 /// # Errors
 ///
 /// None does, or servers cannot be listed.
-pub fn find_export(address: &str) -> Result<PathBuf, ClientError> {
+pub fn find_export(spellings: &[String]) -> Result<(String, PathBuf), ClientError> {
     let exports = |server: &ServerInfo| {
         let of_volumes = server.status.volumes.iter().map(|volume| volume.exports.clone());
         of_volumes.collect::<Vec<_>>().concat()
     };
     let servers = servers()?;
-    let found = servers.iter().find(|server| exports(server).iter().any(|known| known == address));
-    found.map(|server| server.socket.clone()).ok_or_else(|| {
-        let there = servers.iter().flat_map(exports).map(|known| escape(&known)).collect();
-        ClientError::Nowhere { what: "export", name: escape(address), there }
-    })
+    for address in spellings {
+        let has = |server: &&ServerInfo| exports(server).contains(address);
+        if let Some(server) = servers.answering.iter().find(has) {
+            servers.warn();
+            return Ok((address.clone(), server.socket.clone()));
+        }
+    }
+    let address = spellings.first().map_or("", String::as_str);
+    let there = servers.answering.iter().flat_map(exports).map(|known| escape(&known)).collect();
+    Err(servers.absent(ClientError::Nowhere { what: "export", name: escape(address), there }))
 }
 
 /// Asks a server to change its exports, and waits until that is done.

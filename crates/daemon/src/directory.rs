@@ -102,6 +102,13 @@ pub(crate) fn is_dead(pid: u32) -> bool {
     pid.is_none_or(|pid| rustix::process::test_kill_process(pid) == Err(rustix::io::Errno::SRCH))
 }
 
+/// Whether a process is stopped, by SIGSTOP or a debugger: it does nothing until somebody has it go on.
+pub(crate) fn is_stopped(pid: u32) -> bool {
+    // Its name, in brackets, may hold anything: what follows the last one is its state.
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with(['T', 't']))
+}
+
 /// A path for an error's text.
 pub(crate) fn shown(path: &Path) -> String {
     escape(&path.to_string_lossy())

@@ -36,9 +36,9 @@ pub use arrays::{
     RefusalKind, SyncStatus, Verb, WAIT_MILLIS_MAX, no_array,
 };
 pub use client::{
-    ArrayPlace, ClientError, ServerInfo, Stream, array_at, arrays_at, ask_array, ask_export, ask_group,
-    find_array, find_array_in, find_export, find_group, find_pool, find_volume, find_volume_in, get_json,
-    groups_at, servers, servers_in, stream, tell_pool, trace_path,
+    ArrayPlace, ClientError, ServerInfo, Servers, Silent, Stream, array_at, arrays_at, ask_array, ask_export,
+    ask_group, find_array, find_array_in, find_export, find_group, find_pool, find_volume, find_volume_in,
+    get_json, groups_at, servers, servers_in, stream, tell_pool, trace_path,
 };
 pub use directory::{DirectoryError, control_dir, socket_path};
 pub use exports::{ExportAnswer, ExportRequest, Exports, GuestDisk, GuestMemory};

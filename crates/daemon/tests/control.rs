@@ -222,8 +222,9 @@ fn servers_are_found_and_sockets_of_dead_ones_removed() {
     }
     std::fs::write(&unrelated, "x").unwrap();
     let found = servers_in(rig.folder()).unwrap();
-    let [only] = &found[..] else { panic!("{found:?}") };
+    let [only] = &found.answering[..] else { panic!("{found:?}") };
     assert_eq!((only.pid, &only.socket), (std::process::id(), &rig.socket));
+    assert!(found.complete().is_ok(), "one that refuses does not owe an answer");
     // A child that another test begins just now has the closed listener as well, until it becomes another program.
     let start = std::time::Instant::now();
     while dead.exists() {
@@ -238,7 +239,20 @@ fn servers_are_found_and_sockets_of_dead_ones_removed() {
         "{error}"
     );
     assert!(!error.contains('\u{1b}'), "{error:?}");
-    assert_eq!(servers_in(&rig.folder().join("nothing")).unwrap(), []);
+    assert_eq!(servers_in(&rig.folder().join("nothing")).unwrap().answering, []);
+}
+
+#[test]
+fn what_one_has_that_does_not_answer_is_not_known_and_what_another_has_is_found() {
+    let rig = Rig::new();
+    let _silent = UnixListener::bind(rig.folder().join("1.sock")).unwrap();
+    assert_eq!(find_volume_in(rig.folder(), "disk/null").unwrap().socket, rig.socket);
+    let error = find_volume_in(rig.folder(), "vg/x").unwrap_err().to_string();
+    assert!(
+        error.starts_with("the server 1 (") && error.contains("no answer within 5 s: ask again"),
+        "{error}"
+    );
+    assert!(error.ends_with("; what there is, is not known without it"), "{error}");
 }
 
 #[test]

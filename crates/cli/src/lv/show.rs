@@ -1,7 +1,7 @@
 //! `blockwork lv show`: a line for each volume, as `lvs` has it.
 
 use anyhow::{Result, bail};
-use blockwork_daemon::{GroupStatus, LvStatus};
+use blockwork_daemon::{GroupStatus, LvStatus, Servers};
 use blockwork_format::escape;
 use blockwork_format::lvm2::VolumeGroup;
 use blockwork_format::lvm2::vg::{LvIndex, SegmentType};
@@ -20,7 +20,10 @@ pub(super) fn run(args: &ShowArgs) -> Result<()> {
         None => (None, None),
         Some((group, name)) => (Some(group), Some(name).filter(|name| !name.is_empty())),
     };
-    let found = if args.place.disk.is_empty() { served(group)? } else { on_disks(&args.place.disk, group)? };
+    let (found, servers) = match args.place.disk.is_empty() {
+        true => served(group)?,
+        false => (on_disks(&args.place.disk, group)?, Servers::default()),
+    };
     let volumes = found.iter().flat_map(|group| &group.volumes);
     let is_meant = |lv: &&LvStatus| only.is_none_or(|name| name == lv.name) && (lv.visible || args.all);
     let volumes: Vec<&LvStatus> = volumes.filter(is_meant).collect();
@@ -28,7 +31,8 @@ pub(super) fn run(args: &ShowArgs) -> Result<()> {
         bail!("there is no logical volume {name:?} in {}", group.unwrap_or_default());
     }
     if args.place.json {
-        return out::print_json(&volumes);
+        out::print_json(&volumes)?;
+        return Ok(servers.complete()?);
     }
     let mut rows = vec![
         ["LV", "VG", "LSize", "Type", "Origin", "Pool", "Data%", "Meta%", "Cpy%Sync", "Health", "On", "Tags"]
@@ -42,7 +46,8 @@ pub(super) fn run(args: &ShowArgs) -> Result<()> {
             text += &format!("{}/{}: the merge has failed: {why}\n", escape(&lv.group), escape(&lv.name));
         }
     }
-    out::print(&text)
+    out::print(&text)?;
+    Ok(servers.complete()?)
 }
 
 /// The groups on disks that are only looked at.

@@ -2,7 +2,7 @@
 //! them.
 
 use anyhow::{Result, bail};
-use blockwork_daemon::{ArrayList, ArrayStatus, get_json, servers};
+use blockwork_daemon::{ArrayList, ArrayStatus, Servers, arrays_at, servers};
 use blockwork_format::escape;
 use blockwork_volume::{Assembly, Plan};
 
@@ -12,18 +12,24 @@ use crate::out;
 use crate::serve::arrays_of;
 
 pub(crate) fn run(args: &StatusArgs) -> Result<()> {
-    let mut arrays = if args.disk.is_empty() { served()? } else { on_disks(&args.disk)? };
+    let (mut arrays, mut servers) = match args.disk.is_empty() {
+        true => served()?,
+        false => (on_disks(&args.disk)?, Servers::default()),
+    };
     if let Some(name) = &args.array {
         let there: Vec<String> = arrays.iter().map(|array| escape(&array.name)).collect();
         arrays.retain(|array| array.is_called(name));
         if arrays.is_empty() {
+            servers.complete()?;
             let there = if there.is_empty() { "none".to_owned() } else { there.join(", ") };
             let elsewhere =
                 if args.disk.is_empty() { "; add --disk DISK... for one that no server has" } else { "" };
             bail!("no array is called {}; there are: {there}{elsewhere}", escape(name));
         }
+        servers.warn();
+        servers.silent.clear();
     }
-    if arrays.is_empty() {
+    if arrays.is_empty() && servers.silent.is_empty() {
         let (whose, elsewhere) = match args.disk.is_empty() {
             true => ("of a running server (of this user)", "; add --disk DISK... for what no server has"),
             false => ("on these disks", ""),
@@ -31,21 +37,17 @@ pub(crate) fn run(args: &StatusArgs) -> Result<()> {
         log::warn!("there is no array {whose}{elsewhere}");
     }
     if args.json {
-        return out::print_json(&ArrayList { arrays });
+        out::print_json(&ArrayList { arrays })?;
+    } else {
+        out::print(&arrays.iter().map(text).collect::<String>())?;
     }
-    out::print(&arrays.iter().map(text).collect::<String>())
+    Ok(servers.complete()?)
 }
 
-fn served() -> Result<Vec<ArrayStatus>> {
-    let mut arrays = Vec::new();
-    for server in servers()? {
-        match get_json::<ArrayList>(&server.socket, "/v1/arrays") {
-            Ok(list) => arrays.extend(list.arrays),
-            // One that is ending is no reason not to show what others have.
-            Err(error) => log::warn!("{error}"),
-        }
-    }
-    Ok(arrays)
+fn served() -> Result<(Vec<ArrayStatus>, Servers)> {
+    let mut servers = servers()?;
+    let arrays = servers.ask(|server| arrays_at(&server.socket));
+    Ok((arrays.into_iter().flat_map(|(_, arrays)| arrays).collect(), servers))
 }
 
 /// Without a lock, and without writing anything: somebody may be using them.

@@ -30,9 +30,8 @@ pub(crate) fn run(args: &ZeroArgs) -> Result<()> {
 /// without a member counts on what that has, if nothing was written since.
 fn is_nobodys(device: &Zeroed) -> Result<()> {
     let Some(own) = device.superblocks.last() else { return Ok(()) };
-    for server in servers()? {
-        // One that does not answer is not asked, as everywhere.
-        let arrays = arrays_at(&server.socket).unwrap_or_default();
+    let mut servers = servers()?;
+    for (server, arrays) in servers.ask(|server| arrays_at(&server.socket)) {
         let uuid = own.uuid().to_string();
         if let Some(array) = arrays.iter().find(|array| array.uuid == uuid && own.events() >= array.events) {
             bail!(
@@ -44,7 +43,12 @@ fn is_nobodys(device: &Zeroed) -> Result<()> {
             );
         }
     }
-    Ok(())
+    servers.complete().map_err(|error| {
+        anyhow!(
+            "{}: {error}, and it may be a member of an array there; --force takes that away all the same",
+            escape(&device.name)
+        )
+    })
 }
 
 /// What a device has lost, a line for each.

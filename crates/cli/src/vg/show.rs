@@ -1,7 +1,7 @@
 //! `blockwork vg show`: a line for each group, as `vgs` has it.
 
 use anyhow::{Result, bail};
-use blockwork_daemon::{GroupStatus, groups_at, servers};
+use blockwork_daemon::{GroupStatus, Servers, groups_at, servers};
 use blockwork_format::escape;
 use blockwork_volume::{Assembly, Plan};
 use serde_json::{Value, json};
@@ -32,25 +32,24 @@ pub(crate) fn groups(assembly: &Assembly, name: Option<&str>) -> Result<Vec<Show
     }
 }
 
-/// The groups of running servers, as full as they are now, or the one of that name.
-pub(crate) fn served(name: Option<&str>) -> Result<Vec<GroupStatus>> {
+/// The groups of running servers, as full as they are now, or the one of that name; and which servers may have others, to be told when these
+/// are shown ([`Servers::complete`]).
+pub(crate) fn served(name: Option<&str>) -> Result<(Vec<GroupStatus>, Servers)> {
     let (mut found, mut away) = (Vec::new(), String::new());
-    for server in servers()? {
+    let mut servers = servers()?;
+    for (server, groups) in servers.ask(|server| groups_at(&server.socket)) {
         if let Some(why) = &server.status.away {
             let volumes: Vec<String> = server.status.volumes.iter().map(|it| escape(&it.name)).collect();
             let (pid, volumes, why) = (server.pid, volumes.join(", "), escape(why));
             away += &format!("; the disks of server {pid}, which has {volumes}, are not open: {why}");
             continue;
         }
-        match groups_at(&server.socket) {
-            Ok(groups) => found.extend(groups),
-            // One that is ending is no reason not to show what others have.
-            Err(error) => log::warn!("{error}"),
-        }
+        found.extend(groups);
     }
     let there: Vec<String> = found.iter().map(|group| escape(&group.name)).collect();
     found.retain(|group| name.is_none_or(|name| name == group.name));
     if found.is_empty() {
+        servers.complete()?;
         let there = if there.is_empty() { "none".to_owned() } else { there.join(", ") };
         let what = name
             .map_or_else(|| "a volume group".to_owned(), |name| format!("the volume group {}", escape(name)));
@@ -61,27 +60,32 @@ pub(crate) fn served(name: Option<&str>) -> Result<Vec<GroupStatus>> {
     if name.is_none() && !away.is_empty() {
         log::warn!("not all groups are shown{away}");
     }
-    Ok(found)
+    if name.is_some() {
+        servers.warn();
+        servers.silent.clear();
+    }
+    Ok((found, servers))
 }
 
 pub(super) fn run(args: &ShowArgs) -> Result<()> {
     let name = args.group.as_deref();
-    let found = if args.disk.is_empty() {
+    let (found, servers) = if args.disk.is_empty() {
         served(name)?
     } else {
         // How full volumes are is not shown.
-        groups(&look(&args.disk)?, name)?
-            .iter()
-            .map(|shown| of_group(shown, |_| Fullness::default()))
-            .collect()
+        let found = groups(&look(&args.disk)?, name)?;
+        let found = found.iter().map(|shown| of_group(shown, |_| Fullness::default()));
+        (found.collect(), Servers::default())
     };
     if args.json {
-        return out::print_json(&found.iter().map(json).collect::<Vec<_>>());
+        out::print_json(&found.iter().map(json).collect::<Vec<_>>())?;
+        return Ok(servers.complete()?);
     }
     let mut rows =
         vec![["VG", "#PV", "#LV", "#SN", "Attr", "VSize", "VFree", "Tags"].map(str::to_owned).to_vec()];
     rows.extend(found.iter().map(row));
-    out::print(&table(&rows))
+    out::print(&table(&rows))?;
+    Ok(servers.complete()?)
 }
 
 fn row(group: &GroupStatus) -> Vec<String> {

@@ -2,10 +2,11 @@
 
 use std::fs;
 use std::process::Stdio;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::support::fs::LeftMount;
-use crate::support::{BLOCKWORK, Scratch, Server, tool, until};
+use crate::support::{BLOCKWORK, Scratch, Server, both, output, run, tool, until};
 use rustix::process::Signal;
 
 const MIB: u64 = 1 << 20;
@@ -106,4 +107,58 @@ fn statistics_that_nobody_can_be_told_do_not_end_what_looks_at_signals() {
     server.signal(Signal::USR1);
     let ended = server.stop();
     assert!(ended.status.success(), "{}", ended.status);
+}
+
+/// It lives, and what it has is not known: nobody takes that for nothing, and what others have is shown all the same.
+#[test]
+fn a_server_that_is_stopped_is_told_of_by_whoever_would_have_asked_it() {
+    let scratch = Scratch::new();
+    let serve = |disk: &str, socket: &str| {
+        scratch.sparse(disk, MIB);
+        let socket = format!("unix:{socket}");
+        Server::start(&mut scratch.blockwork(["serve", "--disk", disk, "--nbd", &socket]))
+    };
+    let stopped = serve("a.img", "a.sock");
+    stopped.signal(Signal::STOP);
+    let pid = stopped.pid();
+    let why =
+        format!("does not answer: no answer within 5 s, as it is stopped: `kill -CONT {pid}` has it go on");
+    let told = &|args: &[&str]| {
+        let done = output(&mut scratch.blockwork(args));
+        let said = both(&done);
+        assert_eq!(done.status.code(), Some(1), "{args:?}: {said}");
+        assert!(said.contains(&format!("the server {pid} (")) && said.contains(&why), "{args:?}: {said}");
+        assert!(!said.contains("no running server") && !said.contains("no server is running"), "{said}");
+        said
+    };
+    thread::scope(|all| {
+        for args in [
+            "export show",
+            "export show --json",
+            "export remove /run/vm.sock",
+            "status",
+            "status --json",
+            "md status",
+            "md status md/data",
+            "md check md/data",
+            "vg show",
+            "lv show vg",
+            "lv remove vg/a",
+            "message dm/pool 0 create_thin 1",
+            "trace disk/a.img",
+        ] {
+            all.spawn(move || told(&args.split(' ').collect::<Vec<_>>()));
+        }
+    });
+    let other = serve("b.img", "b.sock");
+    let said = told(&["export", "show"]);
+    assert!(said.contains("disk/b.img") && !said.contains("disk/a.img"), "{said}");
+    // What is found elsewhere needs nobody else.
+    let done =
+        output(scratch.blockwork(["export", "add", "disk/b.img", "--vhost-user"]).arg(scratch.at("vm")));
+    assert!(done.status.success() && both(&done).contains(&why), "{}", both(&done));
+    stopped.signal(Signal::CONT);
+    let said = run(&mut scratch.blockwork(["export", "show"]));
+    assert!(said.contains("disk/a.img") && said.contains("disk/b.img"), "{said}");
+    assert!(stopped.stop().status.success() && other.stop().status.success());
 }
