@@ -242,6 +242,8 @@ pub struct Refusal {
 /// Kinds of reasons.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RefusalKind {
+    /// What is asked for can never be: 400.
+    Invalid,
     /// There is no such array or device: 404.
     NotFound,
     /// It cannot be done as things are: 409.

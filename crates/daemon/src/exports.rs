@@ -50,12 +50,32 @@ pub enum GuestMemory {
 
 /// How a guest has a volume as its disk.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
+#[serde(rename_all = "snake_case", try_from = "Places")]
 pub enum GuestDisk {
     /// At a socket: an absolute path.
     VhostUser(PathBuf),
     /// As a domain of Xen's: `DOMID/VDEV`.
     Xen(String),
+}
+
+/// What can be said of where.
+#[derive(Deserialize)]
+struct Places {
+    vhost_user: Option<PathBuf>,
+    xen: Option<String>,
+}
+
+impl TryFrom<Places> for GuestDisk {
+    type Error = &'static str;
+
+    fn try_from(places: Places) -> Result<GuestDisk, &'static str> {
+        match (places.vhost_user, places.xen) {
+            (Some(path), None) => Ok(GuestDisk::VhostUser(path)),
+            (None, Some(disk)) => Ok(GuestDisk::Xen(disk)),
+            (None, None) => Err("vhost_user or xen is missing"),
+            (Some(_), Some(_)) => Err("a disk is at vhost_user or of xen: not both"),
+        }
+    }
 }
 
 /// The answer to `POST /v1/exports`.
@@ -111,6 +131,13 @@ mod tests {
         let expected = ExportRequest::Remove { address: "vhost-user:/run/a".into(), force: false };
         assert_eq!(read(remove), expected);
         let nowhere = serde_json::from_str::<ExportRequest>(r#"{"verb": "add", "volume": "vg/a"}"#);
-        assert!(nowhere.is_err());
+        assert!(nowhere.unwrap_err().to_string().contains("vhost_user or xen is missing"));
+        let both = r#"{"verb": "add", "volume": "vg/a", "xen": "3/xvda", "vhost_user": "/run/a"}"#;
+        let both = serde_json::from_str::<ExportRequest>(both);
+        assert!(both.unwrap_err().to_string().contains("not both"));
+        // What is sent is what is read.
+        for request in [by_socket, of_xen].map(read) {
+            assert_eq!(read(&serde_json::to_string(&request).unwrap()), request);
+        }
     }
 }

@@ -210,6 +210,7 @@ where
         Ok(Ok(answer)) => json_of(&answer),
         Ok(Err(refusal)) => {
             let status = match refusal.kind {
+                RefusalKind::Invalid => StatusCode::BAD_REQUEST,
                 RefusalKind::NotFound => StatusCode::NOT_FOUND,
                 RefusalKind::Conflict => StatusCode::CONFLICT,
                 RefusalKind::Failed => StatusCode::INTERNAL_SERVER_ERROR,

@@ -334,6 +334,9 @@ impl ServedArrays {
     /// What is not given stays.
     fn set_speed(known: &Known, min_kib: Option<u64>, max_kib: Option<u64>) -> Result<Said, Refusal> {
         let (min, max) = known.array.speed();
+        // Whether it does not make sense by itself, or with what is in force.
+        let asked = check_speed(min_kib.unwrap_or(0), max_kib.unwrap_or(u64::MAX));
+        asked.map_err(|why| Refusal::new(RefusalKind::Invalid, why))?;
         let (min_kib, max_kib) = (min_kib.unwrap_or(min), max_kib.unwrap_or(max));
         check_speed(min_kib, max_kib).map_err(|why| Refusal::new(RefusalKind::Conflict, why))?;
         known.array.set_speed(min_kib, max_kib);

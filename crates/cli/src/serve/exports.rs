@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use anyhow::{Result, anyhow, bail};
+use anyhow::{Result, anyhow};
 use blockwork_daemon::{
     ExportAnswer, ExportRequest, Exports, GuestDisk, GuestMemory, Refusal, RefusalKind, socket_path,
 };
@@ -63,6 +63,7 @@ impl ServedExports {
     }
 
     fn add(&self, name: &str, to: &GuestDisk, how: How) -> Result<ExportAnswer, Refusal> {
+        Self::check(to, how).map_err(|why| Refusal::new(RefusalKind::Invalid, why))?;
         let start = |id, volume: &Volume| self.start((id, volume), to, how);
         let added = self.offers.by_new_guest(|| self.served.find(name), start);
         let conflict = |error: anyhow::Error| {
@@ -77,16 +78,32 @@ impl ServedExports {
         Ok(self.answer(format!("{} is the disk at {}", escape(name), escape(&address)), id, name))
     }
 
+    /// Whether that can be asked for at all.
+    fn check(to: &GuestDisk, how: How) -> Result<(), String> {
+        match (to, how) {
+            (GuestDisk::VhostUser(path), _) if !path.is_absolute() => {
+                let path = escape(&path.display().to_string());
+                Err(format!("vhost_user {path}: expected a path that begins with a slash"))
+            }
+            (GuestDisk::VhostUser(_), How { queues: Some(queues), .. })
+                if !(1..=QUEUES_MAX).contains(&queues) =>
+            {
+                Err(format!("queues {queues}: expected 1 to {QUEUES_MAX}"))
+            }
+            (GuestDisk::Xen(disk), How { queues: None, guest_memory: None }) => {
+                xen_disk(disk).map(drop).map_err(|why| format!("xen {}: {why}", escape(disk)))
+            }
+            (GuestDisk::Xen(_), _) => Err("queues and guest_memory are of vhost_user: leave them out".into()),
+            _ => Ok(()),
+        }
+    }
+
     fn start(&self, volume: (VolumeId, &Volume), to: &GuestDisk, how: How) -> Result<Guest> {
         let first_worker = self.count.fetch_add(1, Ordering::Relaxed);
         let (workers, stats) = (&self.handles, self.stats.clone());
         match to {
             GuestDisk::VhostUser(path) => {
-                if !path.is_absolute() {
-                    let path = escape(&path.display().to_string());
-                    bail!("{path}: the path of a socket begins with a slash");
-                }
-                let queues = how.queues.unwrap_or(QUEUES_DEFAULT).clamp(1, QUEUES_MAX);
+                let queues = how.queues.unwrap_or(QUEUES_DEFAULT);
                 let pages = pages_of(how.guest_memory.unwrap_or(self.guest_memory), volume.1)?;
                 let options = VhostOptions { queues, first_worker, pages };
                 Ok(VhostServer::start(path, volume, options, workers, stats)?.into())

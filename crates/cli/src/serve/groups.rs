@@ -656,7 +656,7 @@ impl Groups for ServedGroups {
     fn tell(&self, request: &PoolRequest) -> Result<PoolStatus, Refusal> {
         let conflict = |error: String| Refusal::new(RefusalKind::Conflict, error);
         let change = crate::message::change(std::slice::from_ref(&request.message));
-        let change = change.map_err(|error| conflict(error.to_string()))?;
+        let change = change.map_err(|error| Refusal::new(RefusalKind::Invalid, error))?;
         let pool = {
             let assembly = self.assembly();
             let found = assembly.table_pool(&request.pool);
@@ -718,6 +718,7 @@ impl Open {
 pub(super) fn refused(error: EditError) -> Refusal {
     let kind = match error {
         EditError::Absent { .. } => RefusalKind::NotFound,
+        EditError::Name { .. } | EditError::Value { .. } => RefusalKind::Invalid,
         _ => RefusalKind::Conflict,
     };
     Refusal::new(kind, error)

@@ -109,14 +109,12 @@ impl Lab {
 
     /// Posts to the control API by curl: the answer and its status.
     pub fn curl(&self, body: &str) -> (Value, u16) {
-        let said = run(self.http("/v1/arrays").args(["-d", body, "-w", "\n%{http_code}"]));
-        let (answer, status) = said.rsplit_once('\n').expect("two lines");
-        (serde_json::from_str(answer).expect("JSON"), status.parse().expect("a number"))
+        self.scratch.post("/v1/arrays", body)
     }
 
     /// Size of the one volume that is served.
     pub fn volume_bytes(&self) -> u64 {
-        self.get("/v1/status")["volumes"][0]["bytes"].as_u64().expect("a number")
+        self.scratch.ask("/v1/status")["volumes"][0]["bytes"].as_u64().expect("a number")
     }
 
     /// What a client that comes now is told of its size.
@@ -126,29 +124,15 @@ impl Lab {
 
     /// Counters of the disk, or layer, of that name.
     pub fn counters_of(&self, name: &str) -> Value {
-        let stats = self.get("/v1/stats");
+        let stats = self.scratch.ask("/v1/stats");
         let nodes = stats["nodes"].as_array().expect("a list");
         let found = nodes.iter().find(|node| node["name"] == name);
         found.unwrap_or_else(|| panic!("{name} in {stats}"))["counters"].clone()
     }
 
-    fn get(&self, path: &str) -> Value {
-        let said = run(&mut self.http(path));
-        serde_json::from_str(&said).unwrap_or_else(|error| panic!("{path}: {error}: {said}"))
-    }
-
     /// What Prometheus would be told.
     pub fn metrics(&self) -> String {
-        run(&mut self.http("/metrics"))
-    }
-
-    fn http(&self, path: &str) -> std::process::Command {
-        let sockets = std::fs::read_dir(self.scratch.path("run")).expect("the folder of control sockets");
-        let socket = sockets.map(|entry| entry.expect("it can be read").path()).next().expect("a server's");
-        let mut curl = tool("curl");
-        curl.args(["-sS", "--max-time", "60", "--unix-socket"]).arg(socket);
-        curl.arg(format!("http://localhost{path}"));
-        curl
+        run(&mut self.scratch.http("/metrics"))
     }
 
     /// Writes past the array, to a place of a member's data.

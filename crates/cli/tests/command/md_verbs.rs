@@ -442,6 +442,8 @@ fn what_cannot_be_done_is_refused_with_the_reason_and_the_remedy() {
         (r#"{"array": "md/data", "verb": "fail", "device": "z.img"}"#, 404),
         (r#"{"array": "md/none", "verb": "check"}"#, 404),
         (r#"{"array": "md/data", "verb": "remove", "device": "0"}"#, 409),
+        (r#"{"array": "md/data", "verb": "sync-speed", "min_kib": 5, "max_kib": 2}"#, 400),
+        (r#"{"array": "md/data", "verb": "sync-speed", "max_kib": 0}"#, 400),
     ] {
         assert_eq!(lab.curl(body).1, status, "{body}");
     }

@@ -4,6 +4,7 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::process::Command;
 
+use crate::support::lvm::Lab;
 use crate::support::md::array;
 use crate::support::{BLOCKWORK, Scratch, Server, both, output, run, run_refused, tool};
 use blockwork_format::md::Level;
@@ -114,4 +115,80 @@ fn more_disks_are_looked_at_than_the_soft_limit_of_files_allows() {
         refused.contains(".img: open: Too many open files") && refused.contains("ulimit -n"),
         "{refused}"
     );
+}
+
+/// By whoever writes to the socket himself: our own verbs do not let such requests out.
+#[test]
+fn requests_that_can_never_be_done_are_not_understood_and_change_nothing() {
+    let lab = Lab::new(&[("a", 40)]);
+    lab.verb(&["vg", "create", "vg", "a"]);
+    lab.verb(&["lv", "create", "vg/one", "--size", "4M"]);
+    let server = lab.scratch.serve(["--disk", "a"]);
+    for (path, body, status, words) in [
+        (
+            "groups",
+            r#""verb": "remove", "volumes": []"#,
+            400,
+            "the volumes to be removed: none: expected one at least",
+        ),
+        ("groups", r#""verb": "remove", "volumes": ["one", "one"]"#, 400, "one twice: expected each once"),
+        ("groups", r#""verb": "remove", "volumes": ["two"]"#, 404, "two"),
+        (
+            "groups",
+            r#""verb": "tag-group""#,
+            400,
+            "the tags to be added or removed: none: expected one at least",
+        ),
+        (
+            "groups",
+            r#""verb": "tag-volume", "volume": "one", "add": [], "remove": []"#,
+            400,
+            "expected one at least",
+        ),
+        ("groups", r#""verb": "tag-group", "add": ["a b"]"#, 400, "the tag \"a b\""),
+        ("groups", r#""verb": "rename", "volume": "one", "new": "-x""#, 400, "the logical volume \"-x\""),
+        ("groups", r#""verb": "resize", "volume": "one", "to": {"to-bytes": 0}"#, 400, "the size"),
+        (
+            "exports",
+            r#""verb": "add", "volume": "vg/one", "vhost_user": "vm.sock""#,
+            400,
+            "begins with a slash",
+        ),
+        (
+            "exports",
+            r#""verb": "add", "volume": "vg/one", "vhost_user": "/x/vm", "queues": 0"#,
+            400,
+            "queues 0: expected 1 to 256",
+        ),
+        (
+            "exports",
+            r#""verb": "add", "volume": "vg/one", "vhost_user": "/x/vm", "queues": 257"#,
+            400,
+            "queues 257: expected 1 to 256",
+        ),
+        (
+            "exports",
+            r#""verb": "add", "volume": "vg/one", "vhost_user": "/x/vm", "xen": "3/xvda""#,
+            400,
+            "not both",
+        ),
+        ("exports", r#""verb": "add", "volume": "vg/one""#, 400, "vhost_user or xen is missing"),
+        (
+            "exports",
+            r#""verb": "add", "volume": "vg/one", "xen": "3/xvda", "queues": 2"#,
+            400,
+            "leave them out",
+        ),
+        ("exports", r#""verb": "add", "volume": "vg/one", "xen": "x""#, 400, "xen x: "),
+        ("pools", r#""pool": "dm/pool", "message": "melt""#, 400, "melt"),
+        ("pools", r#""pool": "dm/pool", "message": "create_thin 1""#, 404, "dm/pool"),
+    ] {
+        let group = if path == "groups" { r#""group": "vg", "# } else { "" };
+        let (answer, found) = lab.scratch.post(&format!("/v1/{path}"), &format!("{{{group}{body}}}"));
+        assert_eq!(found, status, "{body}: {answer}");
+        assert!(answer["error"].as_str().is_some_and(|error| error.contains(words)), "{body}: {answer}");
+    }
+    let groups = lab.scratch.ask("/v1/groups");
+    assert_eq!(groups["groups"][0]["seqno"], 2, "{groups}");
+    server.stop_quietly();
 }

@@ -256,13 +256,25 @@ impl Scratch {
 
     /// What the one server of this folder answers on its control socket.
     pub fn ask(&self, path: &str) -> serde_json::Value {
+        serde_json::from_str(&run(&mut self.http(path))).expect("JSON")
+    }
+
+    /// What it answers to who wants something of it, and the status.
+    pub fn post(&self, path: &str, body: &str) -> (serde_json::Value, u16) {
+        let said = run(self.http(path).args(["-d", body, "-w", "\n%{http_code}"]));
+        let (answer, status) = said.rsplit_once('\n').expect("two lines");
+        (serde_json::from_str(answer).expect("JSON"), status.parse().expect("a number"))
+    }
+
+    /// curl of a path of its control socket.
+    pub fn http(&self, path: &str) -> Command {
         let mut sockets = std::fs::read_dir(self.path("run")).expect("the folder of control sockets");
         let socket = sockets.next().expect("a server's").expect("it can be read").path();
         let mut curl = tool("curl");
         curl.args(["-sS", "--max-time", "60", "--unix-socket"])
             .arg(socket)
             .arg(format!("http://localhost{path}"));
-        serde_json::from_str(&run(&mut curl)).expect("JSON")
+        curl
     }
 
     /// The URI of an export of [`Scratch::serve`]'s server.

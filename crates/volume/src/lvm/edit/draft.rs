@@ -75,6 +75,16 @@ pub struct TagChange {
     pub remove: Vec<String>,
 }
 
+impl TagChange {
+    fn check(&self) -> Result<(), EditError> {
+        if self.add.is_empty() && self.remove.is_empty() {
+            let (found, expected) = ("none".into(), "one at least".into());
+            return Err(EditError::Value { what: "the tags to be added or removed:", found, expected });
+        }
+        check_tags(&self.add)
+    }
+}
+
 /// A volume group that is being changed. See the module's head.
 #[derive(Debug)]
 pub struct Draft {
@@ -320,9 +330,9 @@ impl Draft {
     ///
     /// # Errors
     ///
-    /// A tag that LVM does not take.
+    /// A tag that LVM does not take, or none at all.
     pub fn tag_group(&mut self, change: &TagChange) -> Result<(), EditError> {
-        check_tags(&change.add)?;
+        change.check()?;
         let tags = changed(&self.vg.tags, change);
         self.change(|vg, _| {
             set_tags(vg, &tags);
@@ -334,9 +344,9 @@ impl Draft {
     ///
     /// # Errors
     ///
-    /// No such volume, or a tag that LVM does not take.
+    /// No such volume, a tag that LVM does not take, or none at all.
     pub fn tag_volume(&mut self, name: &str, change: &TagChange) -> Result<(), EditError> {
-        check_tags(&change.add)?;
+        change.check()?;
         let lv = self.visible(name)?;
         let tags = changed(&self.vg.lvs[lv.0].tags, change);
         self.change(|vg, _| {

@@ -35,8 +35,18 @@ impl Draft {
     ///
     /// # Errors
     ///
-    /// As [`Draft::remove_volume`].
+    /// As [`Draft::remove_volume`]; or none is named, or one twice.
     pub fn remove_volumes(&mut self, names: &[String]) -> Result<(), EditError> {
+        let wrong = |found: &str, expected: &str| {
+            let (found, expected) = (found.to_owned(), expected.to_owned());
+            Err(EditError::Value { what: "the volumes to be removed:", found, expected })
+        };
+        if names.is_empty() {
+            return wrong("none", "one at least");
+        }
+        if let Some((_, name)) = names.iter().enumerate().find(|&(at, name)| names[..at].contains(name)) {
+            return wrong(&format!("{} twice", escape(name)), "each once");
+        }
         let is_snapshot =
             |name: &&String| self.group().lv(name).is_some_and(|lv| self.snapshot_of_store(lv).is_some());
         let (snapshots, others): (Vec<&String>, Vec<&String>) = names.iter().partition(is_snapshot);
