@@ -91,6 +91,9 @@ pub struct LvStatus {
     /// How the legs are of a RAID volume that is open, or was looked at.
     #[serde(default)]
     pub legs: Vec<DeviceStatus>,
+    /// As `lvs -o lv_attr` has them, but for what only the kernel's device mapper knows.
+    #[serde(default)]
+    pub attributes: String,
     /// As `lvs -o lv_health_status` has it: `partial`, `refresh needed`, `mismatches exist`; none: nothing is wrong.
     #[serde(default)]
     pub health: Option<String>,

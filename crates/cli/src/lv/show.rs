@@ -35,9 +35,12 @@ pub(super) fn run(args: &ShowArgs) -> Result<()> {
         return Ok(servers.complete()?);
     }
     let mut rows = vec![
-        ["LV", "VG", "LSize", "Type", "Origin", "Pool", "Data%", "Meta%", "Cpy%Sync", "Health", "On", "Tags"]
-            .map(str::to_owned)
-            .to_vec(),
+        [
+            "LV", "VG", "Attr", "LSize", "Type", "Origin", "Pool", "Data%", "Meta%", "Cpy%Sync", "Health",
+            "On", "Tags",
+        ]
+        .map(str::to_owned)
+        .to_vec(),
     ];
     rows.extend(volumes.iter().map(|lv| row(lv)));
     let mut text = table(&rows);
@@ -113,6 +116,7 @@ fn row(lv: &LvStatus) -> Vec<String> {
     vec![
         if lv.visible { name } else { format!("[{name}]") },
         escape(&lv.group),
+        lv.attributes.clone(),
         size(lv.bytes),
         format!("{}{merge}{sync}", lv.kind),
         lv.origin.clone().unwrap_or_default(),

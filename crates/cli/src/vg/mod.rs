@@ -1,6 +1,7 @@
 //! `blockwork vg`: volume groups of LVM2 are made, changed and shown, on disks that nobody uses; tags also while volumes are served.
 
 mod args;
+mod attributes;
 pub(crate) mod change;
 mod show;
 pub(crate) mod status;

@@ -16,6 +16,7 @@ use blockwork_volume::lvm::edit::FreeExtents;
 use blockwork_volume::lvm::served::{MergeState, TextMerge};
 use blockwork_volume::lvm::{Group, PoolUsage};
 
+use super::attributes::Letters;
 use crate::serve::{device_status, sync_status};
 
 /// Of a merge that nobody does now.
@@ -74,6 +75,19 @@ impl Fullness {
         let legs = (0..).zip(&array.members).map(leg).collect();
         let has_mismatches = array.sync.mismatches > Sectors::ZERO;
         Fullness { sync_percent: percent(done.0, total.0), sync, legs, has_mismatches, ..self }
+    }
+
+    /// As `dmsetup status` has it, of a pool or a snapshot.
+    pub(super) fn status(&self) -> Option<&str> {
+        self.status.as_deref()
+    }
+
+    /// For `lvs` none is, while all are being made the same.
+    pub(super) fn leg_is_in_sync(&self, nth: usize) -> bool {
+        let is_in_sync = |leg: &DeviceStatus| leg.state == "in_sync";
+        let is_resynced =
+            self.legs.iter().all(is_in_sync) && self.sync_percent.is_some_and(|done| done < 100.0);
+        !is_resynced && self.legs.get(nth).is_some_and(is_in_sync)
     }
 
     /// Whether a leg that is not missing is not used: as `lvs` has it, a refresh brings it back.
@@ -153,6 +167,10 @@ pub(crate) fn of_group(shown: &Shown, mut fullness: impl FnMut(LvIndex) -> Fulln
     let volumes = (0..vg.lvs.len()).map(LvIndex).filter(|lv| !is_tie(lv));
     let full: Vec<(LvIndex, Fullness)> = volumes.map(|lv| (lv, fullness(lv))).collect();
     let health = health(vg, partial, &full);
+    let known = full.iter().map(|(lv, full)| (*lv, full)).collect();
+    let letters = Letters::of(vg, &visible);
+    let attributes: Vec<String> =
+        full.iter().map(|(lv, _)| letters.letters(*lv, health.get(lv).copied(), &known)).collect();
     let health = |lv: LvIndex| health.get(&lv).map(|health| (*health).to_owned());
     GroupStatus {
         name: name.clone(),
@@ -169,7 +187,9 @@ pub(crate) fn of_group(shown: &Shown, mut fullness: impl FnMut(LvIndex) -> Fulln
         tags: vg.tags.clone(),
         volumes: full
             .into_iter()
-            .map(|(lv, full)| LvStatus {
+            .zip(attributes)
+            .map(|((lv, full), attributes)| LvStatus {
+                attributes,
                 health: health(lv),
                 ..of_volume(name, vg, pvs, (lv, visible[lv.0]), full)
             })
@@ -231,6 +251,7 @@ fn of_volume(
         sync_percent,
         sync,
         legs,
+        attributes: String::new(),
         health: None,
         merging: is_thin_merge || snapshot_of(vg, lv).is_some_and(|snapshot| snapshot.merging),
         merge: is_thin_merge.then(|| PLANNED.to_owned()),

@@ -153,9 +153,12 @@ fn a_merge_that_is_left_to_linux_is_shown_of_its_origin_and_of_the_hidden_snapsh
         };
         said.lines().map(columns).filter(|row| row.contains(";thin")).collect()
     };
-    let (one, two) = ("one;vg;8M;thin, merge planned;pool;0.00", "two;vg;8M;thin;pool;0.00");
+    let (one, two) =
+        ("one;vg;Owi---tz--;8M;thin, merge planned;pool;0.00", "two;vg;Vwi---tz--;8M;thin;pool;0.00");
     assert_eq!(kinds(&[])[1..], [one, two], "behind their pool");
-    assert!(kinds(&["--all"]).contains(&"[snap];vg;8M;thin, merge planned;one;pool;0.00".to_owned()));
+    assert!(
+        kinds(&["--all"]).contains(&"[snap];vg;Swi---tz-k;8M;thin, merge planned;one;pool;0.00".to_owned())
+    );
     let said = lab.verb(&["lv", "show", "vg", "--all", "--json"]);
     let said: serde_json::Value = serde_json::from_str(&said).expect("JSON");
     let merging = said.as_array().expect("volumes").iter().filter(|lv| lv["merging"] == true);

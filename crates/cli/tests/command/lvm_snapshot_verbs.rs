@@ -81,7 +81,11 @@ fn lvm_takes_snapshots_as_its_own_and_both_go_on_with_them() {
     assert_eq!(by_lvm(&lab), expected);
     let text = lab.verb(&["lv", "show", "vg/snap"]);
     let words: Vec<&str> = text.lines().nth(1).expect("a row").split_whitespace().collect();
-    assert_eq!(words, ["snap", "vg", "3M", "snapshot", "origin", "0.26", "a(16)", "t"], "{text}");
+    assert_eq!(
+        words,
+        ["snap", "vg", "swi---s---", "3M", "snapshot", "origin", "0.26", "a(16)", "t"],
+        "{text}"
+    );
 
     lab.verb(&["lv", "resize", "vg/snap", "--extents", "+2"]);
     lab.verb(&["lv", "rename", "vg/snap", "monday"]);

@@ -2,7 +2,7 @@
 //! complain of, that they would have put volumes in the same places, and that they go on where we stop.
 //! The kernel itself judges in `../kernel/lvm_verbs.rs`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::support::chance::{Chance, seeds};
 use crate::support::fs::Loop;
@@ -256,6 +256,85 @@ fn a_server_makes_a_volume_with_a_parity_and_serves_it() {
     let server = lab.scratch.serve([&["--disk"][..], &disks, &["vg/six"]].concat());
     assert!(read("vg/six") == written);
     server.stop_quietly();
+}
+
+/// `X` is what LVM says of what it would have to ask the kernel for, here without one; it takes every leg for one that is not in sync (`I`) then.
+#[test]
+fn the_letters_of_volumes_are_those_of_lvs() {
+    const DISKS: [&str; 4] = ["a", "b", "c", "d"];
+    let lab = Lab::new(&DISKS.map(|disk| (disk, 96)));
+    run(&mut lab.scratch.blockwork([&["vg", "create", "vg", "-s", "1M"][..], &DISKS].concat()));
+    for verb in [
+        "create vg/linear --size 4M",
+        "create vg/striped --type striped -i 2 --size 4M",
+        "create vg/mirror --type raid1 --size 4M",
+        "create vg/nosync --type raid1 --size 4M --nosync",
+        "create vg/parity --type raid5 --size 4M",
+        "create vg/pool --thin-pool --size 16M",
+        "create vg/thin --thin pool -V 8M",
+        "snapshot vg/thin --name snap",
+        "snapshot vg/linear --size 2M --name old",
+        "create vg/keep --size 3M",
+    ] {
+        lab.verb(&["lv"].into_iter().chain(verb.split(' ')).collect::<Vec<_>>());
+    }
+    lab.lvm(&[
+        "lvchange -p r vg/striped",
+        "lvchange --alloc contiguous vg/keep",
+        "lvchange -k y vg/keep",
+        "lvchange -My --major 253 --minor 77 vg/keep",
+        "lvchange --alloc cling vg/mirror",
+        "lvcreate -an -y --type cache-pool -l 8 -n cache vg",
+    ]);
+    let mut letters = BTreeSet::new();
+    for without in [None, Some("b"), Some("d")] {
+        let here = DISKS.into_iter().filter(|disk| Some(*disk) != without);
+        let args: Vec<&str> =
+            ["lv", "show", "--all", "--json", "vg", "--disk"].into_iter().chain(here).collect();
+        let ours = json(&run(&mut lab.scratch.blockwork(args)));
+        let ours = ours.as_array().expect("a list").iter();
+        let ours: BTreeMap<String, String> = ours
+            .map(|lv| {
+                (lv["name"].as_str().unwrap().to_owned(), lv["attributes"].as_str().unwrap().to_owned())
+            })
+            .collect();
+        let theirs = lab.field_by_lvm("lv_attr", without);
+        assert!(ours.keys().eq(theirs.keys()), "{ours:?}, {theirs:?}");
+        for (name, theirs) in &theirs {
+            let ours = &ours[name];
+            let is_alike = |(ours, theirs): (char, char)| match theirs {
+                'X' => true,
+                'I' => matches!(ours, 'i' | 'I'),
+                theirs => ours == theirs,
+            };
+            let pairs = || ours.chars().zip(theirs.chars());
+            assert!(
+                ours.len() == 10 && pairs().all(is_alike),
+                "{name} without {without:?}: {ours}, {theirs}"
+            );
+            letters.extend(
+                pairs()
+                    .enumerate()
+                    .filter(|(_, (_, theirs))| *theirs != 'X')
+                    .map(|(at, (ours, _))| (at, ours)),
+            );
+        }
+    }
+    for letter in [
+        (0, 'o'),
+        (0, 's'),
+        (0, 'V'),
+        (0, 'R'),
+        (0, 'e'),
+        (1, 'r'),
+        (2, 'c'),
+        (3, 'm'),
+        (7, 'z'),
+        (8, 'p'),
+        (9, 'k'),
+    ] {
+        assert!(letters.contains(&letter), "{letter:?} was not asked for: {letters:?}");
+    }
 }
 
 #[test]

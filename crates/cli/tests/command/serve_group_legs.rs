@@ -82,6 +82,7 @@ fn a_leg_whose_disk_was_away_is_filled_by_who_serves_the_volume_to_be_written() 
     assert_eq!(of_health(&shown(&lab, &DISKS), "refresh needed"), stale);
     let table = run(&mut lab.scratch.blockwork(lab.args(&["lv", "show", "vg/mirror"])));
     assert!(table.contains("  Health  ") && table.contains("  refresh needed  "), "{table}");
+    assert!(table.contains("  Attr        ") && table.contains("  Rwi---r-r-  "), "{table}");
     let before = lab.bytes();
     let server = lab.scratch.serve([&all[..], &["--read-only"]].concat());
     VOLUMES.iter().for_each(|volume| expect(&lab, volume, 'n', 1 << 20));

@@ -89,13 +89,19 @@ impl Lab {
 
     /// The volumes, and parts of such, that LVM calls partial where it lacks a disk.
     pub fn partial_by_lvm(&self, without: &str) -> BTreeSet<String> {
-        let here = self.disks.iter().filter(|disk| *disk != without);
+        let health = self.field_by_lvm("lv_health_status", Some(without));
+        health.into_iter().filter(|(_, it)| it == "partial").map(|(name, _)| name).collect()
+    }
+
+    /// What `lvs` has of each volume, and part of such, where it has all disks, or all but one.
+    pub fn field_by_lvm(&self, field: &str, without: Option<&str>) -> BTreeMap<String, String> {
+        let here = self.disks.iter().filter(|disk| without.is_none_or(|without| *disk != without));
         let loops: Vec<Loop> = here.map(|disk| Loop::with(&[], &self.scratch.at(disk))).collect();
-        let command = "lvs -a --noheadings --separator = -o lv_name,lv_health_status vg";
-        let said = self.lvm_on(&loops, &[command]).remove(0);
-        let partial =
-            said.lines().filter_map(|line| line.trim().split_once('=')).filter(|(_, it)| *it == "partial");
-        partial.map(|(name, _)| name.trim_matches(['[', ']']).to_owned()).collect()
+        let command = format!("lvs -a --noheadings --separator = -o lv_name,{field} vg");
+        let said = self.lvm_on(&loops, &[&command]).remove(0);
+        // What is missing is told of besides.
+        let fields = said.lines().filter_map(|line| line.trim().split_once('='));
+        fields.map(|(name, it)| (name.trim_matches(['[', ']']).to_owned(), it.to_owned())).collect()
     }
 
     fn loops(&self) -> Vec<Loop> {
