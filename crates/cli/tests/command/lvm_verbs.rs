@@ -200,6 +200,40 @@ fn legs_of_a_volume_that_grows_lie_where_lvextend_puts_them() {
     }
 }
 
+/// One leg has room in one piece, and another one in two: in the second round the first goes on where it was, in the same segment, as LVM
+/// writes it.
+#[test]
+fn legs_that_take_two_rounds_have_no_more_segments_than_pieces() {
+    const SIZES: &[(&str, u64)] = &[("a", 32), ("b", 32)];
+    let (ours, theirs) = (Lab::new(SIZES), Lab::new(SIZES));
+    let linear = "lvcreate -an -Zn -Wn -y";
+    for lab in [&ours, &theirs] {
+        lab.lvm(&[
+            "vgcreate -s 1M vg DISKS",
+            &format!("{linear} -n hole -l 6 vg DISK1"),
+            &format!("{linear} -n stays -l 1 vg DISK1"),
+            &format!("{linear} -n between -l 8 vg DISK1"),
+            &format!("{linear} -n last -l 2 vg DISK1"),
+            "lvremove -y vg/hole vg/between",
+        ]);
+        lab.verb(&["lv", "create", "vg/r", "--type", "raid1", "--extents", "17"]);
+    }
+    // As the text has them: LVM's own tools show as one what adjoins.
+    let segments = |lab: &Lab| -> BTreeMap<String, Value> {
+        let found = json(&run(&mut lab.scratch.blockwork(["scan", "--json", "a", "b"])));
+        let volumes = found["groups"][0]["lvs"].as_array().expect("a list").iter();
+        volumes.map(|lv| (lv["name"].as_str().unwrap().to_owned(), lv["segments"].clone())).collect()
+    };
+    let of_ours = segments(&ours);
+    let count = |leg: &str| of_ours[leg].as_array().expect("a list").len();
+    assert_eq!((count("r_rimage_0"), count("r_rimage_1")), (1, 2), "{of_ours:?}");
+    for extents in ["+3", "+1"] {
+        ours.verb(&["lv", "resize", "vg/r", "--extents", extents]);
+        theirs.lvm(&[&format!("lvextend -y -l {extents} vg/r")]);
+        assert_eq!(segments(&ours), segments(&theirs), "after {extents}");
+    }
+}
+
 #[test]
 fn volumes_with_a_parity_are_what_lvm_takes_them_for_and_grow_as_lvextend_has_it() {
     const SIZES: &[(&str, u64)] = &[("a", 32), ("b", 32), ("c", 32), ("d", 32), ("e", 32), ("f", 32)];

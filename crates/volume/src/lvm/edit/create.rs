@@ -510,8 +510,8 @@ impl Draft {
         let vg = self.group();
         let mut start = 0;
         let mut segments = Vec::with_capacity(runs.len());
-        for (at, count) in runs {
-            segments.push(striped(vg, start, *count, 0, &[*at]));
+        for (at, count) in joined(runs) {
+            segments.push(striped(vg, start, count, 0, &[at]));
             start += count;
         }
         let birth = Birth { id, time: self.author.time, host: &self.author.host };
@@ -561,6 +561,19 @@ fn segment_of_raid(shape: &Shape, extents: u64, region: u64, parts: impl Iterato
 pub(super) fn columns(rounds: &[Round]) -> Vec<Vec<Piece>> {
     let count = rounds.first().map_or(0, |round| round.starts.len());
     (0..count).map(|n| rounds.iter().map(|round| (round.starts[n], round.count)).collect()).collect()
+}
+
+/// The same, with one for those that follow each other: what one leg has for want of room elsewhere in a shorter piece may go on in the
+/// next round, and is one segment for LVM.
+pub(super) fn joined(runs: &[Piece]) -> Vec<Piece> {
+    let mut joined: Vec<Piece> = Vec::with_capacity(runs.len());
+    for (at, count) in runs {
+        match joined.last_mut() {
+            Some(((pv, start), before)) if (*pv, *start + *before) == *at => *before += count,
+            _ => joined.push((*at, *count)),
+        }
+    }
+    joined
 }
 
 /// Takes the metadata of a leg off its first run.

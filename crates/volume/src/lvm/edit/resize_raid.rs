@@ -13,7 +13,7 @@ use blockwork_format::lvm2::{Section, VolumeGroup};
 
 use super::super::raid::parity_layout;
 use super::allocate::{Request, Round, allocate};
-use super::create::{columns, room};
+use super::create::{columns, joined, room};
 use super::data::Piece;
 use super::draft::{Draft, lv_section};
 use super::error::EditError;
@@ -176,16 +176,14 @@ fn pvs_of(vg: &VolumeGroup, lv: LvIndex) -> Vec<PvIndex> {
 
 /// Lets a leg go on in these runs.
 fn append(section: &mut Section, vg: &VolumeGroup, end: &End, runs: &[Piece]) {
-    let (mut behind, mut start, mut extents) = (end.columns[0].end, end.start, end.extents);
+    let mut runs = joined(runs).into_iter().peekable();
+    let mut start = end.start + end.extents;
+    if let Some((_, count)) = runs.next_if(|(at, _)| *at == end.columns[0].end) {
+        segment_at(section, end.start).set("extent_count", number(end.extents + count));
+        start += count;
+    }
     for (at, count) in runs {
-        if behind == *at {
-            extents += count;
-            segment_at(section, start).set("extent_count", number(extents));
-        } else {
-            start += extents;
-            extents = *count;
-            add_segment(section, striped(vg, start, extents, 0, &[*at]));
-        }
-        behind = (at.0, at.1 + count);
+        add_segment(section, striped(vg, start, count, 0, &[at]));
+        start += count;
     }
 }
