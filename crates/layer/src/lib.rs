@@ -10,6 +10,7 @@
 //! copies: once per copy); (2) resolving allocates nothing; (3) a flush reaches everything below, once.
 #![forbid(unsafe_code)]
 
+mod current;
 mod delay;
 mod discard_max;
 mod divisor;

@@ -55,8 +55,8 @@ pub(crate) enum LvVerb {
     #[command(after_help = "Examples:\n  blockwork lv resize vg0/root --size +2G --disk a.img b.img\n  \
         blockwork lv resize vg0/root --extents +100%FREE --disk a.img b.img\n  \
         blockwork lv resize vg0/pool --pool-metadata-size +64M --disk a.img b.img\n\n\
-        File systems are not told: grow them afterwards, shrink them before. The mirrors of what is new of a RAID volume are resynced by\n\
-        whoever serves it next, this program or Linux.")]
+        File systems are not told: grow them afterwards, shrink them before. What is new of a RAID volume is resynced by whoever\n\
+        serves it: the server that has it, beside its clients, or who serves it next, this program or Linux.")]
     Resize(ResizeArgs),
     /// Give a volume another name.
     #[command(after_help = "Example:\n  blockwork lv rename vg0/root system --disk a.img b.img")]

@@ -11,7 +11,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use anyhow::Result;
+use anyhow::{Context, Error, Result};
 use blockwork_daemon::{
     GroupAnswer, GroupRequest, GroupStatus, Groups, PoolRequest, PoolStatus, Refusal, RefusalKind, absent,
 };
@@ -23,7 +23,7 @@ use blockwork_layer::md;
 use blockwork_layer::thin::{Pool, VerbError};
 use blockwork_volume::lvm::edit::{Change, Commit, EditError};
 use blockwork_volume::lvm::served::{
-    Adopted, ChangedFamily, GrowingPool, GrownPool, Telling, grow, message, tell, untell,
+    Adopted, ChangedFamily, GrowingPool, GrownRaid, ResizedPool, Telling, grow, message, tell, untell,
 };
 use blockwork_volume::lvm::{Group, KnownSnapshot};
 use blockwork_volume::{Assembly, Graph};
@@ -431,9 +431,12 @@ impl ServedGroups {
 
     /// What is in use goes by the new text; what people should know of that.
     pub(super) fn follow(&self, adopted: Adopted) -> Vec<String> {
-        // It says itself of which volumes.
-        let switched = |family| self.switch(family, &[]).err().map(|error| format!("{error:#}"));
-        let mut notes: Vec<String> = adopted.families.into_iter().filter_map(switched).collect();
+        // What says itself of which volumes it is.
+        let failed = |done: Result<()>| done.err().map(|error| format!("{error:#}"));
+        // All else is built upon these.
+        let grown = adopted.raids.into_iter().filter_map(|raid| failed(self.grow_raid(raid)));
+        let mut notes: Vec<String> = grown.collect();
+        notes.extend(adopted.families.into_iter().filter_map(|family| failed(self.switch(family, &[]))));
         let mut note = |what: &str, done: Result<()>| {
             notes.extend(done.err().map(|error| format!("{}: {error:#}", escape(what))));
         };
@@ -441,8 +444,8 @@ impl ServedGroups {
             let name = self.assembly().node(array.node()).name.clone();
             note(&name, self.retire(array));
         }
-        for grown in adopted.pools {
-            note("the pool has grown, and", grown.map_err(Into::into).and_then(|grown| self.grow(grown)));
+        for pool in adopted.pools {
+            note("the pool has grown, and", self.grow(pool));
         }
         if !adopted.renamed.is_empty() {
             note("counters and traces", self.served.name_nodes(&mut self.assembly()));
@@ -467,8 +470,29 @@ impl ServedGroups {
         Ok(retired?)
     }
 
-    fn grow(&self, grown: GrownPool) -> Result<()> {
-        self.served.name_nodes(&mut self.assembly())?;
+    /// The array of a RAID volume becomes as large as the text of its group says.
+    fn grow_raid(&self, raid: Result<GrownRaid, String>) -> Result<()> {
+        let grown = raid.map_err(Error::msg).and_then(|raid| {
+            self.served.name_nodes(&mut self.assembly())?;
+            let (array, legs) = (raid.array.clone(), raid.legs.clone());
+            let grown = self.served.run(|cx| async move { array.grow_legs(&cx, legs).await })?;
+            // What is not on record yet has its new size all the same, and takes no writes.
+            let built = self.assembly().raid_has_grown(&raid);
+            grown?;
+            built.map_err(Error::msg)
+        });
+        grown.context(
+            "a RAID volume is larger in the text of its group, and will be when the server is started anew",
+        )
+    }
+
+    fn grow(&self, pool: ResizedPool) -> Result<()> {
+        let grown = {
+            let mut assembly = self.assembly();
+            let grown = assembly.grown_pool(pool);
+            self.served.name_nodes(&mut assembly)?;
+            grown?
+        };
         Ok(self.served.run(|cx| async move { grow(grown, &cx).await })??)
     }
 

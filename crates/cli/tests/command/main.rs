@@ -27,6 +27,7 @@ mod serve_descriptors;
 mod serve_fork;
 mod serve_fuse;
 mod serve_group_failures;
+mod serve_group_growing_raids;
 mod serve_group_legs;
 mod serve_group_merges;
 mod serve_group_partitions;

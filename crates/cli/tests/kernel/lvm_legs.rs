@@ -13,18 +13,19 @@ use crate::machine::{Facts, MIB, Machine, scribble};
 use crate::support::nbd::load;
 use crate::support::{run, until};
 
-const DISKS: [&str; 5] = ["a", "b", "c", "d", "e"];
+pub const DISKS: [&str; 5] = ["a", "b", "c", "d", "e"];
 /// Without the disk of the second leg of each.
 const REST: [&str; 4] = ["a", "c", "d", "e"];
 
-const VOLUMES: [(&str, &str); 4] = [
+pub const VOLUMES: [(&str, &str); 4] = [
     ("mirror", "--type raid1 -m 2 -R 64k -l 32"),
     ("ten", "--type raid10 -i 2 -m 1 -I 16k -R 64k -l 64"),
     ("five", "--type raid5 -i 2 -I 16k -R 64k -l 64"),
     ("six", "--type raid6 -i 3 -I 16k -R 64k -l 64"),
 ];
 
-const FUNCTIONS: &str = "
+/// `bring_up` activates a volume, and tells what the kernel finds and makes of it.
+pub const FUNCTIONS: &str = "
 is_whole() { dmsetup status vg-$1 | grep -q ' A* [0-9/]* idle '; }
 bring_up() {
     dmesg -C
@@ -36,12 +37,14 @@ bring_up() {
     wait_for is_whole $1
     fact $1 differs $(lvs --noheadings -o raid_mismatch_count vg/$1)
     fact $1 health \"$(lvs --noheadings -o lv_health_status vg/$1)\"
+    fact $1 size $(lvs --noheadings --units b --nosuffix -o lv_size vg/$1)
+    fact $1 sync $(lvs --noheadings -o sync_percent vg/$1)
     fact $1 after $(sha256 /dev/vg/$1)
     lvchange -an vg/$1 >&2
 }
 ";
 
-fn shown(machine: &Machine, volume: &str, disks: &[&str]) -> Value {
+pub fn shown(machine: &Machine, volume: &str, disks: &[&str]) -> Value {
     let volume = format!("vg/{volume}");
     let mut args = vec!["lv", "show", "--json", &volume];
     args.extend(disks.first().map(|_| "--disk"));
@@ -50,7 +53,7 @@ fn shown(machine: &Machine, volume: &str, disks: &[&str]) -> Value {
     all[0].take()
 }
 
-fn is_whole(machine: &Machine, volume: &str) -> bool {
+pub fn is_whole(machine: &Machine, volume: &str) -> bool {
     let now = shown(machine, volume, &[]);
     let legs = now["legs"].as_array().expect("it has legs");
     legs.iter().all(|leg| leg["state"] == "in_sync") && now["sync"]["action"] == "idle"

@@ -9,6 +9,7 @@ mod crashes;
 mod failures;
 mod files;
 mod lvm_caches;
+mod lvm_grows;
 mod lvm_legs;
 mod lvm_mirror;
 mod lvm_parity;

@@ -174,6 +174,21 @@ impl Lab {
         self.lvm(&[&format!("vgcfgrestore -y --force -f {file} vg")]);
     }
 
+    /// Puts a part of a pool on a RAID volume of its size, as `lvconvert` does, which wants the kernel: that is the part from then on.
+    pub fn put_on_raid(&self, part: &str, raid: &str) {
+        self.edit_by(|text| {
+            let at = text.find(&format!("\t\t{part} {{")).expect("a part");
+            let end = at + text[at..].find("\n\t\t}\n").expect("an end") + "\n\t\t}\n".len();
+            let text = [&text[..at], &text[end..]].concat();
+            let text = text.replace(&format!("\t\t{raid} {{"), &format!("\t\t{part} {{"));
+            let text = text.replace(&format!("\"{raid}_r"), &format!("\"{part}_r"));
+            let mut text = text.replace(&format!("\t\t{raid}_r"), &format!("\t\t{part}_r"));
+            let volume = text.split_off(text.find(&format!("\t\t{part} {{")).expect("a volume"));
+            text + &volume.replacen(", \"VISIBLE\"", "", 1)
+        });
+        self.expect_sound();
+    }
+
     /// Gives a volume tags: a text is longer than a page of a file from then on, so the next one of it needs a new page.
     pub fn tag_until_a_text_takes_pages(&self, volume: &str) {
         let tags = ["p", "q", "r", "s", "t"].map(|tag| tag.repeat(1000));

@@ -193,6 +193,17 @@ impl BitmapSuperblock {
         Ok(())
     }
 
+    /// The superblock of the bitmap when its array has grown to so many sectors.
+    #[must_use]
+    pub fn grown(&self, sync_size: u64) -> Self {
+        let mut grown = Self { sync_size, ..self.clone() };
+        if grown.sectors_reserved != 0 {
+            let needed = u32::try_from(grown.disk_sectors()).unwrap_or(u32::MAX);
+            grown.sectors_reserved = grown.sectors_reserved.max(needed);
+        }
+        grown
+    }
+
     /// Whether it belongs to an array: `uuid` of its superblock, `sync_sectors` and the room that the bitmap has
     /// ([`super::v1::Superblock::sync_sectors`], [`super::v1::Superblock::bitmap_room_sectors`]). Where it does not, nothing is
     /// known about which chunks differ.

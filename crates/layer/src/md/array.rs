@@ -45,7 +45,7 @@ use super::bad_log::Renewals;
 use super::devices::{Devices, Holders};
 use super::failure::FailedMember;
 use super::fence::Fences;
-use super::form::{Form, Forms};
+use super::form::Form;
 use super::gate::{Gate, GateState};
 use super::geometry::{Geometry, Places};
 use super::intent::{Intent, IntentConfig};
@@ -57,6 +57,7 @@ use super::record::{ArrayState, Record, Site, SiteState, Standing};
 use super::stripe_cache::StripeCache;
 use super::stripes::Stripes;
 use super::sync::Sync;
+use crate::current::Current;
 use crate::linear::in_a_block;
 
 /// An array as it was found.
@@ -136,7 +137,7 @@ pub struct Array {
     me: Weak<Array>,
     pub(super) name: String,
     /// Size, geometry and bitmap, which change when it grows.
-    pub(super) forms: Forms,
+    pub(super) forms: Current<Form>,
     pub(super) devices: Devices,
     pub(super) record: Option<Box<dyn Record>>,
     /// Whether writes may go.
@@ -262,7 +263,7 @@ impl Array {
             let array = Array {
                 me: me.clone(),
                 name,
-                forms: Forms::new(form),
+                forms: Current::new(form),
                 devices: Devices::new(members, &holders),
                 record,
                 gate: Gate::default(),
@@ -293,7 +294,7 @@ impl Array {
     /// Size, geometry and bitmap, as they are now.
     #[inline]
     pub(super) fn form(&self) -> &Form {
-        self.forms.current()
+        self.forms.get()
     }
 
     #[inline]
@@ -523,10 +524,10 @@ impl Layer for Array {
     fn misaligned(&self) -> Option<Misaligned> {
         let (devices, geometry) = (&self.devices, self.geometry());
         let members = (0..geometry.members()).filter_map(|role| devices.member(role));
-        let start = members.map(|member| in_a_block(&*member.layer, member.data_start)).find_map(|it| it);
+        let start = members.map(|member| in_a_block(&**member.layer(), member.data_start)).find_map(|it| it);
         let block_of = |role| {
             let member: Option<&Member> = devices.member(role);
-            member.map_or(512, |member| member.layer.limits().logical_block_size)
+            member.map_or(512, |member| member.layer().limits().logical_block_size)
         };
         let is_cut = |at: &Sector, block: u32| !at.bytes().is_multiple_of(block.into());
         let border = match geometry {
@@ -555,7 +556,7 @@ impl Layer for Array {
 
     fn below(&self) -> Vec<Arc<dyn Layer>> {
         let mut below: Vec<Arc<dyn Layer>> = Vec::new();
-        let data = self.devices.all().map(|(_, member)| &member.layer);
+        let data = self.devices.all().map(|(_, member)| member.layer());
         // Metadata volumes are written to as well: they are closed after this layer.
         let sites = self.devices.all().filter_map(|(_, member)| Some(&member.site.as_ref()?.1.layer));
         for layer in data.chain(sites) {
@@ -611,7 +612,7 @@ fn found_events(record: Option<&dyn Record>) -> Vec<u64> {
 /// Stacked limits, with the hints that the kernel's md gives: a chunk is the least that is worth while, a row of all data
 /// the best.
 fn limits<'a>(geometry: &Geometry, members: impl Iterator<Item = &'a Member>) -> Limits {
-    let mut limits = Limits::stacked(members.map(|member| member.layer.limits()));
+    let mut limits = Limits::stacked(members.map(|member| member.layer().limits()));
     if let Some(chunk) = geometry.chunk() {
         let chunk = u32::try_from(chunk.0.saturating_mul(SECTOR)).unwrap_or(u32::MAX);
         limits.io_min = chunk;

@@ -28,15 +28,17 @@
 //!
 //! How large the array is, LVM says as well. Where that is more than superblocks tell, they get the new size with the first change
 //! that is written: after the bitmap, which has the new part set, and with a resync that is due. A power cut before leaves
-//! an array that is found smaller than LVM says once more; after it, one that is not in sync behind its old end.
+//! an array that is found smaller than LVM says once more; after it, one that is not in sync behind its old end. So it is where it grows
+//! while it is served (`grow.rs`): the group's text first, then the bitmaps, then the superblocks, then what is written to the new part.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use blockwork_engine::{Layer, Sector, Sectors};
+use blockwork_engine::{Layer, Sector};
 use blockwork_format::SECTOR_BYTES;
 use blockwork_format::dm_raid::{BITMAP_OFFSET, IN_SYNC, Superblock};
+use blockwork_format::md::bitmap::BitmapSuperblock;
 
-use super::record::{ArrayState, Record, Site, SiteState, Standing};
+use super::record::{ArraySize, ArrayState, Record, RecordError, Site, SiteState, Standing};
 
 /// A leg with its superblock as it was found.
 #[derive(Debug)]
@@ -62,15 +64,6 @@ pub enum ComesBack {
     Whole,
 }
 
-/// The size of an array that has grown.
-#[derive(Clone, Copy, Debug)]
-pub struct DmRaidSize {
-    /// Of the array.
-    pub array: Sectors,
-    /// Of what it uses of each leg.
-    pub leg: Sectors,
-}
-
 /// Superblocks of dm-raid. See the module's head.
 #[derive(Debug)]
 pub struct DmRaidRecord {
@@ -78,13 +71,14 @@ pub struct DmRaidRecord {
     found: Vec<Superblock>,
     /// By site.
     comes_back: Vec<Option<ComesBack>>,
-    grown: Option<DmRaidSize>,
+    /// It is larger than the superblocks were found to say.
+    grown: Mutex<Option<ArraySize>>,
 }
 
 impl DmRaidRecord {
     /// The record of an array with these legs; `has_bitmap`: with a bitmap behind each superblock; `grown`: it is larger than
     /// the superblocks say.
-    pub fn new(legs: Vec<DmRaidLeg>, has_bitmap: bool, grown: Option<DmRaidSize>) -> DmRaidRecord {
+    pub fn new(legs: Vec<DmRaidLeg>, has_bitmap: bool, grown: Option<ArraySize>) -> DmRaidRecord {
         let bitmap = has_bitmap.then_some(Sector(BITMAP_OFFSET / SECTOR_BYTES));
         let comes_back = legs.iter().map(|leg| leg.comes_back).collect();
         let split = legs.into_iter().map(|DmRaidLeg { role, name, layer, superblock, comes_back }| {
@@ -105,7 +99,11 @@ impl DmRaidRecord {
             (site, superblock)
         });
         let (sites, found) = split.unzip();
-        DmRaidRecord { sites, found, comes_back, grown }
+        DmRaidRecord { sites, found, comes_back, grown: Mutex::new(grown) }
+    }
+
+    fn grown(&self) -> MutexGuard<'_, Option<ArraySize>> {
+        self.grown.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -117,8 +115,8 @@ impl Record for DmRaidRecord {
     fn superblock(&self, site: usize, state: &ArrayState) -> Vec<u8> {
         let mut superblock = self.found[site].clone();
         superblock.events = state.events;
-        if let Some(DmRaidSize { array, leg }) = self.grown.filter(|_| superblock.is_extended()) {
-            (superblock.array_sectors, superblock.sectors) = (array.0, leg.0);
+        if let Some(ArraySize { array, member }) = self.grown().filter(|_| superblock.is_extended()) {
+            (superblock.array_sectors, superblock.sectors) = (array.0, member.0);
         }
         let from = state.resync_from.map_or(IN_SYNC, |from| from.0);
         superblock.array_resync_offset = if state.clean { from } else { 0 };
@@ -142,6 +140,23 @@ impl Record for DmRaidRecord {
 
     fn comes_back(&self, site: usize) -> bool {
         self.comes_back[site].is_some()
+    }
+
+    fn resize(
+        &self,
+        size: ArraySize,
+        bitmap: Option<&BitmapSuperblock>,
+        told: &[usize],
+    ) -> Result<(), RecordError> {
+        let sites = told.iter().map(|site| &self.sites[*site]);
+        for (site, bitmap) in sites.filter_map(|site| Some((site, bitmap?))) {
+            let start = site.bitmap.unwrap_or_default();
+            let room = site.layer.sectors().0.saturating_sub(start.0);
+            let checked = bitmap.check_for(bitmap.uuid, bitmap.sync_size, room, start.bytes());
+            checked.map_err(|error| RecordError::Format(Box::new(error)))?;
+        }
+        *self.grown() = Some(size);
+        Ok(())
     }
 
     fn events(&self, site: usize) -> u64 {

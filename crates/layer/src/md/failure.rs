@@ -53,7 +53,7 @@ pub(super) fn is_no_fault_of_the_disk(errno: Errno) -> bool {
 impl Array {
     /// What is done about a failure below; see the module's head.
     pub(super) fn cure_failure(&self, failure: &Failure) -> Cure {
-        let found = self.devices.all().find(|(_, member)| member.layer.node() == failure.below);
+        let found = self.devices.all().find(|(_, member)| member.is_on(failure.below));
         let Some((device, member)) = found else {
             // One that was taken out meanwhile is not reached any more.
             return Cure::Again;
@@ -116,8 +116,7 @@ impl Array {
 
     /// A flush of a leaf below that layer has failed.
     pub(super) fn suspect(&self, below: NodeId) {
-        let found =
-            self.devices.all().find(|(_, member)| !member.is_faulty() && member.layer.node() == below);
+        let found = self.devices.all().find(|(_, member)| !member.is_faulty() && member.is_on(below));
         if let Some((device, member)) = found {
             member.lose();
             self.distrust(device);

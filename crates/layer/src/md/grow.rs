@@ -1,4 +1,4 @@
-//! An array that becomes larger, after its members did.
+//! An array that becomes larger, after its members did. (Of a volume of LVM, with its legs: `grow_legs.rs`.)
 //!
 //! Order of writes: (1) no client's write is under way, and none begins (a fence around everything). (2) All members flush, and
 //! superblocks tell of the new size, of no bitmap, and of a resync from the end of the old part. (3) The bitmap is written for the
@@ -11,20 +11,27 @@
 
 use std::sync::atomic::Ordering;
 
-use blockwork_engine::{Nanos, Sector, Sectors, Shape, TaskContext, Turn};
+use blockwork_engine::{Errno, Nanos, Sector, Sectors, Shape, TaskContext, Turn};
 
 use super::array::Array;
 use super::devices::DeviceIndex;
+use super::fence::Fence;
 use super::form::Form;
 use super::gate::GateState;
 use super::geometry::Geometry;
 use super::member::Member;
-use super::record::Record;
+use super::record::{ArraySize, Record};
 use super::sync_status::SyncAction;
 use super::verb_error::VerbError;
 
 /// How often it looks again whether something copies.
 const LOOK: Nanos = Nanos::millis(1);
+
+/// As long as this lives, no write is under way, and nobody else changes the array's state.
+pub(super) struct Standstill<'a> {
+    _turn: Turn,
+    _fence: Fence<'a>,
+}
 
 impl Array {
     /// Makes the array use `to` sectors of each member (none: as much as all of them have, spares too), and gives its new size. Clients see it
@@ -68,10 +75,7 @@ impl Array {
         assume_clean: bool,
         cx: &TaskContext,
     ) -> Result<Sectors, VerbError> {
-        let _fence = self.fences.raise(0, Sector(0), Sector(u64::MAX)).await;
-        cx.quiesce().await;
-        let _turn = self.turns.take().await;
-        self.settle_with_turn(cx).await.map_err(|errno| self.io("its state cannot be written", errno))?;
+        let _still = self.stand_still(cx).await?;
         let geometry = self.grown_geometry(to)?;
         if !assume_clean && geometry.as_parity().is_some() && self.is_degraded() {
             return Err(VerbError::Degraded { array: self.name.clone() });
@@ -80,8 +84,17 @@ impl Array {
         Ok(self.form().shape.sectors)
     }
 
+    /// Waits until no write is under way, with nothing that failed before left to be recorded. While nothing copies.
+    pub(super) async fn stand_still(&self, cx: &TaskContext) -> Result<Standstill<'_>, VerbError> {
+        let fence = self.fences.raise(0, Sector(0), Sector(u64::MAX)).await;
+        cx.quiesce().await;
+        let turn = self.turns.take().await;
+        self.settle_with_turn(cx).await.map_err(|errno| self.io("its state cannot be written", errno))?;
+        Ok(Standstill { _turn: turn, _fence: fence })
+    }
+
     /// Devices whose superblocks tell of the new size.
-    fn told(&self) -> impl Iterator<Item = (DeviceIndex, &Member)> {
+    pub(super) fn told(&self) -> impl Iterator<Item = (DeviceIndex, &Member)> {
         self.devices.all().filter(|(_, member)| !member.is_faulty())
     }
 
@@ -102,15 +115,19 @@ impl Array {
         if to.is_some_and(|to| to > room) {
             return Err(no_room());
         }
-        if !self.forms.has_room() {
-            let reason =
-                "it has grown too often since it was opened; serve it anew to make it larger".to_owned();
-            return Err(VerbError::Full { array: self.name.clone(), reason });
-        }
+        self.check_growths()?;
         let grown =
             old.grown(to.unwrap_or(room)).ok_or_else(|| VerbError::FarLayout { array: self.name.clone() })?;
         let grown = grown.map_err(|_| no_room())?;
         if grown.sectors() > old.sectors() { Ok(grown) } else { Err(no_room()) }
+    }
+
+    pub(super) fn check_growths(&self) -> Result<(), VerbError> {
+        if self.forms.has_room() && self.devices.all().all(|(_, member)| member.can_grow()) {
+            return Ok(());
+        }
+        let reason = "it has grown too often since it was opened; serve it anew to make it larger".to_owned();
+        Err(VerbError::Full { array: self.name.clone(), reason })
     }
 
     async fn grow_to(
@@ -121,7 +138,8 @@ impl Array {
         cx: &TaskContext,
     ) -> Result<(), VerbError> {
         let old = self.form();
-        let (from, to) = (old.geometry.sectors_on_member(0), geometry.sectors_on_member(0));
+        let size = |of: &Geometry| ArraySize { array: of.sectors(), member: of.sectors_on_member(0) };
+        let (from, to) = (size(&old.geometry), size(&geometry));
         let events = self.books().events;
         let dirty = !assume_clean;
         let intent = old.intent.as_ref().map(|intent| intent.grown(geometry.sync_sectors(), events, dirty));
@@ -152,12 +170,19 @@ impl Array {
             return Err(self.io("its new size is not on record", errno));
         }
         let shape = Shape { sectors: geometry.sectors(), ..old.shape.clone() };
-        self.forms.push(Form { shape, geometry, intent });
-        self.books().without_bitmap = false;
-        if dirty {
+        let taken = self.take_form(Form { shape, geometry, intent }, dirty, cx).await;
+        taken.map_err(|errno| self.io("its new bitmap is not on record", errno))
+    }
+
+    /// The array has another form, as it says with its bitmap and superblocks from now on. All that was written is durable, and the gate is
+    /// closed: where that cannot be written down, the next write tries it again.
+    pub(super) async fn take_form(&self, form: Form, differs: bool, cx: &TaskContext) -> Result<(), Errno> {
+        if differs {
             self.choose_with_care();
         }
-        self.record_state(cx).await.map_err(|errno| self.io("its new bitmap is not on record", errno))?;
+        self.forms.replace(form);
+        self.books().without_bitmap = false;
+        self.record_state(cx).await?;
         if let Some(intent) = self.intent() {
             intent.publish_all();
         }

@@ -212,12 +212,11 @@ impl Intent {
 
     /// The bitmap for an array of `sectors` sectors, with as much for a bit as here: what is new may differ where `dirty`.
     pub(super) fn grown(&self, sectors: Sectors, events: u64, dirty: bool) -> Intent {
-        let (mut superblock, old) = {
+        let (superblock, old) = {
             let disk = self.disk();
-            (disk.superblock.clone(), disk.bits.clone())
+            (disk.superblock.grown(sectors.0), disk.bits.clone())
         };
-        superblock.sync_size = sectors.0;
-        superblock.events = events;
+        let superblock = BitmapSuperblock { events, ..superblock };
         let bits = old.grown(superblock.chunks());
         let config = IntentConfig { superblock, bits, may_differ: false };
         let grown = Intent::new(config, events);

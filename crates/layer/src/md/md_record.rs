@@ -16,7 +16,7 @@ use blockwork_format::md::{IN_SYNC, Region, Remains, Role, Time, Uuid};
 use blockwork_format::{FormatError, SECTOR_BYTES};
 
 use super::bad_blocks::BadBlockLog;
-use super::record::{ArrayState, NewSite, Record, RecordError, Site, Standing};
+use super::record::{ArraySize, ArrayState, NewSite, Record, RecordError, Site, Standing};
 
 /// A device of an array with its superblock as it was found.
 #[derive(Debug)]
@@ -347,7 +347,7 @@ impl Record for MdRecord {
 
     fn resize(
         &self,
-        member_sectors: Sectors,
+        size: ArraySize,
         bitmap: Option<&BitmapSuperblock>,
         told: &[usize],
     ) -> Result<(), RecordError> {
@@ -356,7 +356,7 @@ impl Record for MdRecord {
         let mut grown = Vec::with_capacity(kept.len());
         for (site, it) in kept.iter().enumerate() {
             let mut superblock = it.superblock.clone();
-            superblock.size = member_sectors.0;
+            superblock.size = size.member.0;
             superblock.data_size = superblock.room_for_data(it.sectors.0);
             // One that is told of it becomes a device that nobody takes for a member if it has no room.
             if told.contains(&site) {

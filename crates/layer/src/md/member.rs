@@ -6,12 +6,13 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
-use blockwork_engine::{Complaint, Errno, Layer, Sector, Sectors, TaskContext};
+use blockwork_engine::{Complaint, Errno, Layer, NodeId, Sector, Sectors, TaskContext};
 use blockwork_memory::{Segment, copy_between};
 
 use super::bad_blocks::BadBlocks;
 use super::io;
 use super::record::{Site, SiteState, Standing};
+use crate::current::Current;
 
 /// `recovered`: all of it.
 const ALL: u64 = u64::MAX;
@@ -37,7 +38,7 @@ pub struct MemberConfig {
 #[derive(Debug)]
 pub(super) struct Member {
     pub(super) name: String,
-    pub(super) layer: Arc<dyn Layer>,
+    layer: Current<Arc<dyn Layer>>,
     pub(super) data_start: Sector,
     pub(super) write_mostly: bool,
     /// Where it is written about, and its number in the record.
@@ -84,7 +85,7 @@ impl Member {
         let is = |what: fn(&Site) -> bool| AtomicBool::new(site.as_ref().is_some_and(|(_, site)| what(site)));
         Member {
             name,
-            layer,
+            layer: Current::new(layer),
             data_start,
             write_mostly,
             bad: BadBlocks::listed(&bad),
@@ -106,6 +107,27 @@ impl Member {
             stays: Complaint::default(),
             site,
         }
+    }
+
+    /// The whole device.
+    #[inline]
+    pub(super) fn layer(&self) -> &Arc<dyn Layer> {
+        self.layer.get()
+    }
+
+    /// Whether that is its device, or was before it has grown: a read that was on its way to it then may fail there still.
+    pub(super) fn is_on(&self, node: NodeId) -> bool {
+        self.layer.all().any(|layer| layer.node() == node)
+    }
+
+    /// The device has grown, and is another layer: the old one, and more. Under the array's turn. False: that was too often.
+    pub(super) fn grow(&self, layer: Arc<dyn Layer>) -> bool {
+        self.layer.replace(layer)
+    }
+
+    /// Whether the device can grow once more.
+    pub(super) fn can_grow(&self) -> bool {
+        self.layer.has_room()
     }
 
     /// Whether it has failed (acquire: whoever sees it sees also that the array's gate was closed before).
@@ -272,25 +294,25 @@ impl Member {
     /// Room for data: a superblock at the end, and what belongs to it, lie behind that.
     pub(super) fn room(&self) -> Sectors {
         let known = self.site.as_ref().and_then(|(_, site)| site.room);
-        known.unwrap_or(Sectors(self.layer.sectors().0.saturating_sub(self.data_start.0)))
+        known.unwrap_or(Sectors(self.layer().sectors().0.saturating_sub(self.data_start.0)))
     }
 
     /// How much of a piece is on the device. The last block of an array that ends in its midst goes on behind the array's end, and where this device
     /// has smaller blocks and ends there, behind its own: a partition's neighbour is there, or nothing.
     #[inline]
     pub(super) fn reach(&self, sector: Sector, nr: Sectors) -> Sectors {
-        if self.at(sector).0 + nr.0 <= self.layer.sectors().0 { nr } else { self.reach_at_end(sector, nr) }
+        if self.at(sector).0 + nr.0 <= self.layer().sectors().0 { nr } else { self.reach_at_end(sector, nr) }
     }
 
     #[cold]
     fn reach_at_end(&self, sector: Sector, nr: Sectors) -> Sectors {
-        nr.min(Sectors(io::end_of_blocks(&*self.layer).0.saturating_sub(self.at(sector).0)))
+        nr.min(Sectors(io::end_of_blocks(&**self.layer()).0.saturating_sub(self.at(sector).0)))
     }
 
     /// Reads `nr` sectors of its data; what it does not have of an array's last block is zeros.
     pub(super) async fn read(&self, sector: Sector, nr: Sectors, cx: &TaskContext) -> Result<Segment, Errno> {
         let reach = self.reach(sector, nr);
-        let read = io::read(cx, &self.layer, self.at(sector), reach).await?;
+        let read = io::read(cx, self.layer(), self.at(sector), reach).await?;
         if reach == nr {
             return Ok(read);
         }
@@ -312,15 +334,15 @@ impl Member {
         let data = data.slice(0, reach.byte_len());
         let at = self.at(sector);
         if durable {
-            io::write(cx, &self.layer, at, data).await
+            io::write(cx, self.layer(), at, data).await
         } else {
-            io::store(cx, &self.layer, at, data).await
+            io::store(cx, self.layer(), at, data).await
         }
     }
 
     /// Makes durable what was written to it.
     pub(super) async fn flush(&self, cx: &TaskContext) -> Result<(), Errno> {
-        io::flush(cx, &self.layer).await.inspect_err(|_| self.lose())
+        io::flush(cx, self.layer()).await.inspect_err(|_| self.lose())
     }
 
     pub(super) fn count_corrected(&self, nr: Sectors) {

@@ -122,7 +122,7 @@ impl Array {
             return Unread::Known;
         }
         let others_have_it = match self.geometry().as_parity() {
-            Some(_) => self.way(place, nr, &[member.layer.node()]).is_some(),
+            Some(_) => self.way(place, nr, &[member.layer().node()]).is_some(),
             None => self.other_copy(place, nr).is_some(),
         };
         if !others_have_it {
@@ -246,7 +246,7 @@ impl Array {
         cx: &TaskContext,
     ) -> Option<Segment> {
         if self.geometry().as_parity().is_some() {
-            return self.computed(place.member, place.sector, nr, &[member.layer.node()], cx).await.ok();
+            return self.computed(place.member, place.sector, nr, &[member.layer().node()], cx).await.ok();
         }
         let good = self.other_copy(place, nr)?;
         self.member(good.member)?.read(good.sector, nr, cx).await.ok()

@@ -114,7 +114,7 @@ impl Array {
         let way = self.way(place, nr, without).ok_or(Errno::EIO)?;
         let term = |(role, factor)| {
             let member = self.member(role).ok_or(Errno::EIO)?;
-            Ok(Term { below: member.layer.clone(), sector: member.at(place.sector), factor })
+            Ok(Term { below: member.layer().clone(), sector: member.at(place.sector), factor })
         };
         way.into_iter().map(term).collect()
     }
@@ -125,7 +125,7 @@ impl Array {
         let row = parity.row(place.sector);
         let is_gone = |role: u16| {
             self.member(role)
-                .is_none_or(|it| without.contains(&it.layer.node()) || it.is_lacking(place.sector, nr))
+                .is_none_or(|it| without.contains(&it.layer().node()) || it.is_lacking(place.sector, nr))
         };
         let is_doubted = |role: u16| is_gone(role) || !self.is_sure(role, place.sector, nr);
         let is_stale = self.may_differ(place.sector, nr);

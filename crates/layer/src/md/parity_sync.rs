@@ -130,11 +130,11 @@ impl Array {
         Piece { at, nr, .. }: Piece,
         cx: &TaskContext,
     ) -> Vec<(Sector, Sectors, Option<Segment>)> {
-        let own = self.devices.get(device).map(|member| member.layer.node());
+        let own = self.devices.get(device).map(|member| member.layer().node());
         let without: Vec<_> = own.into_iter().collect();
         // Where a member is replaced, that is read first.
         if self.is_sure(role, at, nr)
-            && let Some(member) = self.member(role).filter(|it| Some(it.layer.node()) != own)
+            && let Some(member) = self.member(role).filter(|it| Some(it.layer().node()) != own)
             && let Ok(data) = member.read(at, nr, cx).await
         {
             return Vec::from([(at, nr, Some(data))]);

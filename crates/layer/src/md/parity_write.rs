@@ -441,7 +441,7 @@ impl Array {
                 return self.computed(role, unit.at, unit.nr, &[], cx).await.map(|data| Some((role, data)));
             };
             // What is written next to it makes what was read ahead worthless.
-            match io::read_once(cx, &member.layer, member.at(unit.at), unit.nr).await {
+            match io::read_once(cx, member.layer(), member.at(unit.at), unit.nr).await {
                 Ok(data) => Ok(Some((role, data))),
                 Err(errno) => match self.note_refusal(role, unit.at, unit.nr, cx) {
                     Unread::Noted | Unread::Known => Ok(None),
@@ -597,7 +597,7 @@ impl Array {
             let sector = member.at(part.at);
             let data = Segments::from_iter(part.data.clone());
             let bio = Bio { op, flags, sector, nr: part.nr, data };
-            let result = cx.bio(&member.layer, bio).await.0;
+            let result = cx.bio(member.layer(), bio).await.0;
             let op = match result {
                 Err(errno) if flags.has(Flags::FUA) && was_flush(member, errno, cx).await => Op::Flush,
                 _ => op,
@@ -614,7 +614,7 @@ impl Array {
             };
             let (sector, nr) = (member.at(part.at), part.nr);
             let span = Span { op: part.op, flags, sector, nr, at: Sectors::ZERO };
-            let below = member.layer.node();
+            let below = member.layer().node();
             outcome.left_out = true;
             match self.cure_failure(&Failure { op, below, span, errno }) {
                 Cure::None => outcome.error = outcome.error.or(Some(errno)),
@@ -645,7 +645,7 @@ impl Array {
 /// Whether it was the flush behind a durable write that failed like this on a member, and not the write: the bio's error may be of either. A flush that
 /// has failed is final, so that the next one tells. It is asked only where the error by itself would be no fault of the disk.
 async fn was_flush(member: &Member, errno: Errno, cx: &TaskContext) -> bool {
-    is_no_fault_of_the_disk(errno) && io::flush(cx, &member.layer).await.is_err()
+    is_no_fault_of_the_disk(errno) && io::flush(cx, member.layer()).await.is_err()
 }
 
 /// A unit that was written, but for some parts: their devices are about to go.

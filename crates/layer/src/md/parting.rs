@@ -264,6 +264,6 @@ impl Array {
         let is_none = |(device, member): &(DeviceIndex, &Member)| {
             *device == lister || (*device != leaving && member.is_distrusted())
         };
-        self.devices.all().filter(is_none).map(|(_, member)| member.layer.node()).collect()
+        self.devices.all().filter(is_none).map(|(_, member)| member.layer().node()).collect()
     }
 }

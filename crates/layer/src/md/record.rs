@@ -95,6 +95,15 @@ pub struct ArrayState {
     pub now: Nanos,
 }
 
+/// How large an array is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ArraySize {
+    /// The array itself; a volume of LVM, which may be cut off before its rows end.
+    pub array: Sectors,
+    /// What it uses of each member.
+    pub member: Sectors,
+}
+
 /// A device that is to be written about.
 #[derive(Debug)]
 pub struct NewSite {
@@ -162,19 +171,18 @@ pub trait Record: Send + Sync + Debug {
     fn remove(&self, site: usize) {
         let _ = site;
     }
-    /// From now on the array uses so much of each member, and has this bitmap, if it has one. `told` are the sites whose
-    /// superblocks are going to say so.
+    /// From now on the array is so large, and has this bitmap, if it has one. `told` are the sites whose superblocks are going to say so.
     ///
     /// # Errors
     ///
-    /// As [`Record::add`], one of those sites without room for the data, and a bitmap without room. Nothing has changed then.
+    /// As [`Record::add`], and one of those sites without room for the data, or for the bitmap. Nothing has changed then.
     fn resize(
         &self,
-        member_sectors: Sectors,
+        size: ArraySize,
         bitmap: Option<&BitmapSuperblock>,
         told: &[usize],
     ) -> Result<(), RecordError> {
-        let _ = (member_sectors, bitmap, told);
+        let _ = (size, bitmap, told);
         Err(RecordError::Fixed)
     }
     /// Whether its devices are somebody else's business.

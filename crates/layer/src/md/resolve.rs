@@ -307,7 +307,7 @@ impl Array {
             for index in [holders.member(), holders.replacement()].into_iter().flatten() {
                 match self.devices.get(index) {
                     Some(member) if member.is_faulty() => left_out = true,
-                    Some(member) => cx.pass(node, span.sector, &*member.layer, span)?,
+                    Some(member) => cx.pass(node, span.sector, &**member.layer(), span)?,
                     None => {}
                 }
             }
@@ -394,7 +394,7 @@ pub(super) fn pass(
     if reach < piece.nr {
         return pass_end(node, piece, reach, member, sector, cx);
     }
-    cx.pass(node, piece.sector, &*member.layer, piece.moved_to(member.at(sector)))
+    cx.pass(node, piece.sector, &**member.layer(), piece.moved_to(member.at(sector)))
 }
 
 /// Likewise, a piece that goes on behind what the member has.
@@ -409,7 +409,7 @@ fn pass_end(
 ) -> Result<(), Defer> {
     if reach > Sectors::ZERO {
         let here = piece.piece(Sectors::ZERO, reach);
-        cx.pass(node, here.sector, &*member.layer, here.moved_to(member.at(sector)))?;
+        cx.pass(node, here.sector, &**member.layer(), here.moved_to(member.at(sector)))?;
     }
     cx.zero(piece.piece(reach, piece.nr - reach));
     Ok(())

@@ -7,7 +7,7 @@
 
 use std::sync::atomic::Ordering;
 
-use blockwork_engine::{Sectors, TaskContext};
+use blockwork_engine::{Limits, Sectors, TaskContext};
 
 use super::array::{Array, discard_granule};
 use super::devices::{DeviceIndex, Holders};
@@ -68,18 +68,23 @@ impl Array {
         changed
     }
 
-    /// A device begins to be filled for a role, as a member or as a replacement. With the turn; who calls this records it.
-    pub(super) fn assign(&self, index: DeviceIndex, role: u16, holders: Holders) {
-        let Some(member) = self.devices.get(index) else { return };
-        // What was resolved before this may miss the device, or be refused by it: it is filled after that.
-        let granule = discard_granule(member.layer.limits());
+    /// A device has a role from now on that takes no more than this says, while the array's limits were given out.
+    pub(super) fn heed(&self, limits: &Limits) {
+        let granule = discard_granule(limits);
         let _ = self.discard_granule.fetch_update(Ordering::AcqRel, Ordering::Acquire, |known| {
             Some(if granule == 0 || known == 0 { 0 } else { known.max(granule) })
         });
         // Others would do what it refuses, and a client that asked for fast zeroes, or none, would find them all the same.
-        if member.layer.limits().max_write_zeroes == Sectors::ZERO {
+        if limits.max_write_zeroes == Sectors::ZERO {
             self.no_fast_zeroes.store(true, Ordering::Relaxed);
         }
+    }
+
+    /// A device begins to be filled for a role, as a member or as a replacement. With the turn; who calls this records it.
+    pub(super) fn assign(&self, index: DeviceIndex, role: u16, holders: Holders) {
+        let Some(member) = self.devices.get(index) else { return };
+        // What was resolved before this may miss the device, or be refused by it: it is filled after that.
+        self.heed(member.layer().limits());
         self.choose_with_care();
         member.begin_recovery(holders.replacement() == Some(index));
         if let Some(intent) = self.intent() {
@@ -106,7 +111,7 @@ impl Array {
 
     /// Whether a device takes all that the array is asked for.
     pub(super) fn has_blocks_of(&self, member: &Member) -> bool {
-        member.layer.limits().logical_block_size <= self.form().shape.limits.logical_block_size
+        member.layer().limits().logical_block_size <= self.form().shape.limits.logical_block_size
     }
 
     pub(super) fn is_spare(&self, index: DeviceIndex, member: &Member) -> bool {

@@ -11,14 +11,14 @@
 //! 3. What was asked for: *check*, *repair*.
 //!
 //! What is under way goes over the array in windows (`sync_pass.rs`). It stops at the next one, with a checkpoint in the
-//! superblocks, when the worker ends, when somebody says `idle`, and when something more urgent may be due. After `idle`,
-//! nothing begins by itself until something changes, or somebody asks for it.
+//! superblocks, when the worker ends, when somebody says `idle`, when something more urgent may be due, and while a volume of LVM grows
+//! ([`Sync::hold`]). After `idle`, nothing begins by itself until something changes, or somebody asks for it.
 //!
 //! Before anything is decided, the task waits in [`TaskContext::quiesce`]: whoever resolves a bio then knows that the array is
 //! out of order, if it is, so a device that is not in sync can be given a role. Where it has only become so meanwhile, it waits once
 //! more.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use blockwork_engine::{Errno, Nanos, Sector, Sectors, TaskContext, Turn, Turns};
@@ -44,6 +44,9 @@ pub(super) struct Sync {
     pub(super) due: AtomicBool,
     /// What runs is to stop.
     pub(super) stop: AtomicBool,
+    /// How many wait for what runs to stop at a checkpoint, or change what it goes by meanwhile: nothing begins, and what was stopped goes on
+    /// afterwards.
+    pub(super) held: AtomicU32,
     /// The array is put to rest: nothing begins any more, as nobody would wait for its end.
     pub(super) at_rest: AtomicBool,
     /// Its volume is no more, and nothing may be written where it lies: whoever has taken the turn to write looks at that first.
@@ -68,12 +71,25 @@ pub(super) struct SyncState {
     pub(super) unsynced: Option<Sector>,
 }
 
+/// Nothing is copied as long as this lives.
+pub(super) struct Hold<'a> {
+    sync: &'a Sync,
+    _running: Option<Turn>,
+}
+
+impl Drop for Hold<'_> {
+    fn drop(&mut self) {
+        self.sync.held.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
 impl Default for Sync {
     fn default() -> Sync {
         Sync {
             running: Turns::default(),
             due: AtomicBool::new(false),
             stop: AtomicBool::new(false),
+            held: AtomicU32::new(0),
             at_rest: AtomicBool::new(false),
             retired: AtomicBool::new(false),
             stuck: AtomicBool::new(false),
@@ -89,6 +105,20 @@ impl Sync {
     /// Held only for as long as it takes to look or to alter, never across a wait.
     pub(super) fn state(&self) -> MutexGuard<'_, SyncState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether what runs is to stop.
+    pub(super) fn is_to_stop(&self) -> bool {
+        self.stop.load(Ordering::Acquire) || self.held.load(Ordering::Acquire) > 0
+    }
+
+    /// Has what runs stop at a checkpoint, and waits until it has; nothing begins until that is dropped. Whoever drops it has somebody look
+    /// what is due then.
+    pub(super) async fn hold(&self) -> Hold<'_> {
+        self.held.fetch_add(1, Ordering::AcqRel);
+        let mut hold = Hold { sync: self, _running: None };
+        hold._running = Some(self.running.take().await);
+        hold
     }
 
     /// A client does I/O. Those that find it noted pay a load.
@@ -209,7 +239,7 @@ impl Array {
         };
         self.sync.due.store(false, Ordering::Release);
         self.sync.stop.store(false, Ordering::Release);
-        if self.sync.retired.load(Ordering::Acquire) {
+        if self.sync.retired.load(Ordering::Acquire) || self.sync.held.load(Ordering::Acquire) > 0 {
             return None;
         }
         let (requested, halted) = {

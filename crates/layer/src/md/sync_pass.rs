@@ -165,7 +165,8 @@ impl Array {
                         end = End::Interrupted;
                     }
                 }
-                if !cx.pause(wait.unwrap_or_default()).await {
+                // At the slowest a window waits for a minute.
+                if !cx.pause(wait.unwrap_or_default()).await || self.sync.is_to_stop() {
                     end = End::Interrupted;
                 }
                 continue;
@@ -180,7 +181,7 @@ impl Array {
                 Err(failed) if matches!(end, End::Done | End::Interrupted | End::Distrusted) => end = failed,
                 Err(_) => {}
             }
-            let interrupted = self.sync.due.load(Ordering::Acquire) || self.sync.stop.load(Ordering::Acquire);
+            let interrupted = self.sync.due.load(Ordering::Acquire) || self.sync.is_to_stop();
             if end == End::Done && (interrupted || !cx.pause(Nanos(0)).await) {
                 end = End::Interrupted;
             }
@@ -312,7 +313,7 @@ impl Array {
         let Some((start, end)) = range else { return (window, Ok(())) };
         // Of hundreds of arrays that are filled at once, as after a disk of all of them was replaced, each has its turn.
         let _turn = cx.turn_of_few().await;
-        if self.sync.stop.load(Ordering::Acquire) || !cx.pause(Nanos(0)).await {
+        if self.sync.is_to_stop() || !cx.pause(Nanos(0)).await {
             return (window, Err(End::Interrupted));
         }
         if let (Kind::Resync, Some(intent)) = (pass.kind, self.intent()) {

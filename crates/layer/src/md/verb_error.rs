@@ -170,6 +170,15 @@ pub enum VerbError {
         /// The array.
         array: String,
     },
+    /// The same of a volume of LVM.
+    #[error(
+        "{array} lacks a leg, or one is being filled, and without it the parity of what is new cannot be computed: wait until it is filled, or \
+         have the leg back first (serve the volume with its disk, or use `lvconvert --repair`)"
+    )]
+    LacksLeg {
+        /// The array.
+        array: String,
+    },
     /// What is new of a parity would have nothing to be computed from.
     #[error(
         "{array} lacks a member, without which the parity of what is new cannot be computed: `md add` a disk first, or say --assume-clean"

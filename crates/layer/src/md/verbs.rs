@@ -262,7 +262,7 @@ impl Array {
     }
 
     /// The record, where something may be written at all.
-    fn writable(&self) -> Result<&dyn Record, VerbError> {
+    pub(super) fn writable(&self) -> Result<&dyn Record, VerbError> {
         if !self.geometry().is_redundant() {
             return Err(VerbError::NotRedundant { array: self.name.clone() });
         }
@@ -282,7 +282,7 @@ impl Array {
     /// Whether a device can be a member.
     fn check_new(&self, new: &NewMember) -> Result<(), VerbError> {
         let (array, device) = (self.name.clone(), new.name.clone());
-        if self.devices.all().any(|(_, member)| member.layer.node() == new.layer.node()) {
+        if self.devices.all().any(|(_, member)| member.layer().node() == new.layer.node()) {
             return Err(VerbError::Known { array, device });
         }
         // Before anything is wiped from it.
@@ -492,7 +492,7 @@ impl Array {
         let member = self.devices.get(index).filter(|member| self.is_spare(index, member));
         let member = member.ok_or_else(|| self.state_error(index, "a spare"))?;
         if !self.has_blocks_of(member) {
-            let found = member.layer.limits().logical_block_size;
+            let found = member.layer().limits().logical_block_size;
             let expected = self.form().shape.limits.logical_block_size;
             return Err(VerbError::Blocks {
                 array: self.name.clone(),
@@ -505,7 +505,7 @@ impl Array {
             return Err(VerbError::Small {
                 array: self.name.clone(),
                 device: name.to_owned(),
-                found: member.layer.sectors(),
+                found: member.layer().sectors(),
                 needed: needed + Sectors(member.data_start.0),
             });
         }

@@ -16,7 +16,7 @@
 //! | here | what |
 //! | --- | --- |
 //! | `cache`, `entry`, `map` | the map: pages, their entries, and how they follow the trees |
-//! | `pool`, `device`, `config`, `blocks`, `current` | what all share, and the metadata as it was committed |
+//! | `pool`, `device`, `config`, `blocks` | what all share, and the metadata as it was committed |
 //! | `request`, `provision`, `content`, `fill`, `bell` | blocks for writes |
 //! | `commit`, `doubt` | transactions; what is done when the data device may have lost something |
 //! | `mode`, `watch` | what a pool can do when it is full, or fails; who hears that it fills up |
@@ -42,7 +42,6 @@ pub mod check;
 mod commit;
 mod config;
 mod content;
-mod current;
 mod device;
 mod discard;
 mod doubt;

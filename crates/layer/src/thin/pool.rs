@@ -14,13 +14,13 @@ use blockwork_format::thin::{Superblock, metadata_blocks};
 use super::blocks::MetadataBlocks;
 use super::cache::{MapCache, SLOTS_MAX};
 use super::config::{PoolConfig, PoolError, PoolFeatures};
-use super::current::Current;
 use super::device::Device;
 use super::doubt::Doubts;
 use super::fill::Fills;
 use super::mode::{Mode, ModeCell};
 use super::request::Requests;
 use super::watch::Watched;
+use crate::current::Current;
 use crate::divisor::Divisor;
 
 /// Pages that are read at once; which of these turns a page takes follows from its key.

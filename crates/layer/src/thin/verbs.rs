@@ -47,7 +47,7 @@ pub enum VerbError {
     /// Its devices were replaced too often.
     #[error(
         "its devices have grown {} times while it was served: restart the server",
-        super::current::REPLACED_MAX
+        crate::current::REPLACED_MAX
     )]
     Replaced,
 }

@@ -9,6 +9,7 @@ mod doubt;
 mod dying;
 mod failures;
 mod filled;
+mod grows;
 mod parity;
 mod parting;
 mod records;

@@ -5,7 +5,7 @@ use blockwork_format::dm_raid::{IN_SYNC, Superblock};
 use blockwork_format::md::Uuid;
 use blockwork_format::md::bitmap::{BITMAP_SUPERBLOCK_BYTES, BitmapSuperblock, Bits};
 use blockwork_layer::md::{
-    Array, ArrayConfig, DmRaidLeg, DmRaidRecord, DmRaidSize, Geometry, IntentConfig, MemberConfig,
+    Array, ArrayConfig, ArraySize, DmRaidLeg, DmRaidRecord, Geometry, IntentConfig, MemberConfig,
 };
 use blockwork_sim::{DeviceModel, Fault, World};
 
@@ -48,7 +48,7 @@ pub fn devices() -> World {
     world
 }
 
-fn serve(world: World, bits: Bits, resync_from: Option<Sector>, grown: Option<DmRaidSize>) -> Rig {
+fn serve(world: World, bits: Bits, resync_from: Option<Sector>, grown: Option<ArraySize>) -> Rig {
     let served = Served::with(&world, |layers| {
         let member = |leg: u16| MemberConfig {
             name: format!("lv_rimage_{leg}"),
@@ -104,7 +104,7 @@ fn serve_grown(world: World) -> Rig {
     for chunk in OLD / 8..SECTORS / 8 {
         bits.set(chunk);
     }
-    let size = DmRaidSize { array: Sectors(SECTORS), leg: Sectors(SECTORS) };
+    let size = ArraySize { array: Sectors(SECTORS), member: Sectors(SECTORS) };
     serve(world, bits, Some(Sector(OLD)), Some(size))
 }
 

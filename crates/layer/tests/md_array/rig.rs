@@ -500,17 +500,26 @@ impl Rig {
         self.worker.open();
     }
 
-    /// Runs something on the worker, and waits for its end.
-    pub fn verb<T: 'static, F: Future<Output = T>>(
+    /// Begins something on the worker; what comes of it is there when it has ended.
+    pub fn begin<T: 'static, F: Future<Output = T>>(
         &mut self,
         verb: impl FnOnce(Arc<Array>, TaskContext) -> F + 'static,
-    ) -> T {
+    ) -> Rc<RefCell<Option<T>>> {
         let done = Rc::new(RefCell::new(None));
         let (told, array) = (done.clone(), self.served.array.clone());
         self.worker.spawn(|cx| async move {
             let result = verb(array, cx).await;
             *told.borrow_mut() = Some(result);
         });
+        done
+    }
+
+    /// Runs something on the worker, and waits for its end.
+    pub fn verb<T: 'static, F: Future<Output = T>>(
+        &mut self,
+        verb: impl FnOnce(Arc<Array>, TaskContext) -> F + 'static,
+    ) -> T {
+        let done = self.begin(verb);
         for _ in 0..10_000_000 {
             if let Some(result) = done.borrow_mut().take() {
                 return result;

@@ -10,7 +10,10 @@
 //! went, and no bit was cleared since. A leg that was used without the others has what they do not: it stays out, as filling it would
 //! end that.
 //!
-//! A volume that was made larger (`lvextend` of one that is not in use) is so in the group's metadata first. Until an array was made
+//! A volume that grows while it is open keeps its array ([`GrownRaid`]): two would write two records. Its legs are built anew by the text, and the
+//! array goes on with these (`blockwork_layer::md::GrownLegs`).
+//!
+//! A volume that was made larger while nobody served it (`lvextend` of one that is not in use) is so in the group's metadata first. Until an array was made
 //! of it, superblocks and bitmaps tell of the old size: mirrors may differ in all that is new. Linux itself leaves a raid10 that it
 //! has made larger with a bitmap of as many sectors as a leg has, and resyncs no further: what is behind may differ as well.
 
@@ -26,14 +29,16 @@ use blockwork_format::md::{FarSets, Level, ParityLayout, Raid10Layout, Uuid};
 use blockwork_format::{FormatError, SECTOR_BYTES, Source, escape};
 use blockwork_layer::Linear;
 use blockwork_layer::md::{
-    Array, ArrayConfig, ComesBack, DmRaidLeg, DmRaidRecord, DmRaidSize, Geometry, IntentConfig, MemberConfig,
-    Record,
+    Array, ArrayConfig, ArraySize, ComesBack, DmRaidLeg, DmRaidRecord, Geometry, GrownLegs, IntentConfig,
+    MemberConfig, Record,
 };
 
+use super::OpenArray;
 use super::stack::{Built, Volume};
 use super::verdict::split_off;
 use crate::assembly::Assembly;
 use crate::dm_raid::DmRaidLevel;
+use crate::graph::{DeviceId, GroupId};
 use crate::md::intent::{self, Copy};
 
 /// A leg that is there.
@@ -156,12 +161,11 @@ impl Volume {
                 sites.push(DmRaidLeg { role, name, layer, superblock, comes_back });
             }
         }
-        let leg = raid.geometry.sectors_on_member(0);
-        let grown = state.has_grown.then_some(DmRaidSize { array: sectors, leg });
+        let member = raid.geometry.sectors_on_member(0);
+        let grown = state.has_grown.then_some(ArraySize { array: sectors, member });
         let record =
             writes.then(|| Box::new(DmRaidRecord::new(sites, intent.is_some(), grown)) as Box<dyn Record>);
         let node = self.node(assembly, NodeKind::Raid, true)?;
-        let size = raid.geometry.sectors();
         let config = ArrayConfig {
             name: self.name.clone(),
             geometry: raid.geometry,
@@ -174,6 +178,12 @@ impl Volume {
         let speed = assembly.set_sync_speed(&self.name, NodeKind::Raid, &array, (None, None));
         speed.map_err(|error| error.to_string())?;
         self.copies = is_redundant.then(|| array.clone());
+        self.cut(assembly, array, sectors)
+    }
+
+    /// The volume that an array makes, whose last row may be none of it.
+    fn cut(&mut self, assembly: &mut Assembly, array: Arc<Array>, sectors: Sectors) -> Built {
+        let size = array.sectors();
         if size == sectors {
             return Ok(array);
         }
@@ -225,6 +235,56 @@ impl Volume {
         });
         let (superblock, bitmap) = read.map_err(|error| format!("{name}: {error}"))?;
         Ok(Meta { name, layer, superblock, bitmap })
+    }
+}
+
+/// A RAID volume that is open, and larger in the text of its group than its array is.
+pub struct GrownRaid {
+    /// What people call it.
+    pub name: String,
+    /// Its array.
+    pub array: Arc<Array>,
+    /// What that becomes.
+    pub legs: GrownLegs,
+    device: DeviceId,
+    group: GroupId,
+    lv: LvIndex,
+}
+
+impl Assembly {
+    /// What an open RAID volume becomes by the text of its group; none: it is not open, or has no copies.
+    pub(super) fn grown_raid(&mut self, group: GroupId, lv: LvIndex) -> Option<Result<GrownRaid, String>> {
+        let known = &self.graph.groups[group.0];
+        let array = known.arrays.get(&lv)?.copies.clone()?;
+        let (text, device) = (known.text.clone(), known.lv(lv)?);
+        let name = self.graph.device(device).name.clone();
+        let (segment, sectors) = (&text.lvs[lv.0].segments[0], Sectors(text.lv_sectors(lv)));
+        let SegmentType::Raid { images, .. } = &segment.kind else { return None };
+        let legs = images.iter().map(|image| {
+            // As when it was opened: what is left out has no part in the array.
+            let device =
+                self.graph.groups[group.0].lv(*image).filter(|_| split_off(&text, *image).is_none())?;
+            self.layer(device).ok()
+        });
+        let legs = legs.collect();
+        let grown = |geometry| {
+            let legs = GrownLegs { geometry, sectors, legs };
+            GrownRaid { name: name.clone(), array, legs, device, group, lv }
+        };
+        Some(geometry(segment, sectors).map(grown).map_err(|why| format!("{}: {why}", escape(&name))))
+    }
+
+    /// An open RAID volume has become what its group's text says: who asks for it from now on has all of it.
+    ///
+    /// # Errors
+    ///
+    /// Its array has not grown.
+    pub fn raid_has_grown(&mut self, raid: &GrownRaid) -> Result<(), String> {
+        let mut volume = Volume::new(raid.device, raid.group, raid.lv, raid.name.clone());
+        let layer = volume.cut(self, raid.array.clone(), raid.legs.sectors)?;
+        let copies = Some(raid.array.clone());
+        self.graph.groups[raid.group.0].arrays.insert(raid.lv, OpenArray { layer, copies });
+        Ok(())
     }
 }
 

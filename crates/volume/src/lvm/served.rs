@@ -22,20 +22,21 @@ use std::sync::Arc;
 
 use blockwork_engine::Layer;
 use blockwork_format::escape;
-use blockwork_format::lvm2::vg::{self, Lv, LvIndex, RaidLevel, SegmentType};
+use blockwork_format::lvm2::vg::{self, Lv, LvIndex, SegmentType};
 use blockwork_format::lvm2::{Uuid, VolumeGroup};
 use blockwork_layer::snapshot::{Family, SnapshotStatus};
 use blockwork_layer::thin::Pool;
 
 use super::edit::{self, Author, Commit, Draft, EditError, Opened, Untold};
 use super::verdict::Verdicts;
-use super::{Families, Group, KnownSnapshot, Shared};
+use super::{Families, Group, KnownSnapshot, OpenArray, Shared};
 use crate::assembly::Assembly;
 use crate::graph::{Above, Content, DeviceId, DeviceKind, GroupId};
 use crate::rounds::in_order;
 use crate::settings::Autoextend;
 use crate::thin::PoolCommit;
 
+pub use super::raid::GrownRaid;
 pub use merges::{MergeState, TextMerge};
 pub use tell::{TellError, grow, message, tell, untell};
 
@@ -63,8 +64,10 @@ pub struct Adopted {
     pub renamed: Vec<(String, String)>,
     /// Volumes that have another size, and their partitions, which are built anew upon them.
     pub resized: Vec<String>,
-    /// Pools whose parts have grown; or why a layer of one cannot be built.
-    pub pools: Vec<Result<GrownPool, EditError>>,
+    /// Arrays of RAID volumes that are to grow, before anything is built upon them; or why one cannot.
+    pub raids: Vec<Result<GrownRaid, String>>,
+    /// Pools whose parts have grown: for [`Assembly::grown_pool`].
+    pub pools: Vec<ResizedPool>,
     /// Arrays whose volumes are gone: they are to be retired before anything else gets what they lie on.
     pub arrays: Vec<Arc<dyn Layer>>,
     /// Origins with other snapshots than before, or of another size, and those that are gone.
@@ -78,6 +81,14 @@ pub struct ChangedFamily {
     pub family: Option<Arc<Family>>,
     /// The volumes that it has now, and their partitions; none: its origin is gone.
     pub volumes: Vec<String>,
+}
+
+/// An open pool whose parts have another size in the text than before.
+pub struct ResizedPool {
+    pool: Arc<Pool>,
+    group: GroupId,
+    data: Option<LvIndex>,
+    metadata: Option<LvIndex>,
 }
 
 /// An open pool whose devices have grown: with what takes the place of them.
@@ -153,7 +164,12 @@ impl Assembly {
             if old.lv_sectors(was) != text.lv_sectors(now) {
                 self.graph.unbuild(device, verdicts.refusal(now));
                 partitions.iter().for_each(|partition| self.graph.unbuild(*partition, None));
-                self.graph.groups[group.0].arrays.remove(&now);
+                // One with copies keeps its array, which is to grow.
+                let arrays = &mut self.graph.groups[group.0].arrays;
+                let has_copies = |array: &OpenArray| array.copies.is_some();
+                if !arrays.get(&now).is_some_and(has_copies) {
+                    arrays.remove(&now);
+                }
                 resized.push(now);
                 // Of a family, all are built anew below.
                 if visible[now.0] && kin.family_of(now).len() == 1 {
@@ -178,7 +194,8 @@ impl Assembly {
         let gone = gone.into_iter().map(|family| ChangedFamily { family: Some(family), volumes: Vec::new() });
         adopted.families = changed.chain(gone).collect();
         self.open_new_pools(group, &text);
-        adopted.pools = self.grown_pools(group, &text, &resized);
+        adopted.raids = resized.iter().filter_map(|lv| self.grown_raid(group, *lv)).collect();
+        adopted.pools = self.resized_pools(group, &text, &resized);
         Ok(adopted)
     }
 
@@ -310,35 +327,34 @@ impl Assembly {
         }
     }
 
-    fn grown_pools(
-        &mut self,
-        group: GroupId,
-        text: &VolumeGroup,
-        resized: &[LvIndex],
-    ) -> Vec<Result<GrownPool, EditError>> {
-        let known = &self.graph.groups[group.0];
-        let open: Vec<(LvIndex, Arc<Pool>)> =
-            known.thin_pools.iter().filter_map(|(lv, pool)| Some((*lv, pool.pool()?))).collect();
-        let mut grown = Vec::new();
-        for (lv, pool) in open {
+    fn resized_pools(&self, group: GroupId, text: &VolumeGroup, resized: &[LvIndex]) -> Vec<ResizedPool> {
+        let open = self.graph.groups[group.0].thin_pools.iter();
+        let pools = open.filter_map(|(lv, pool)| {
             let SegmentType::ThinPool { metadata, data, .. } = text.lvs[lv.0].segments[0].kind else {
-                continue;
+                return None;
             };
-            let mut part = |part: LvIndex| -> Result<Option<Arc<dyn Layer>>, EditError> {
-                if !resized.contains(&part) {
-                    return Ok(None);
-                }
-                let Some(device) = self.graph.groups[group.0].lv(part) else { return Ok(None) };
-                let built = self.layer(device);
-                built.map(Some).map_err(|why| EditError::volume(&text.lvs[part.0].name, why))
+            let [data, metadata] = [data, metadata].map(|part| Some(part).filter(|it| resized.contains(it)));
+            Some(ResizedPool { pool: pool.pool()?, group, data, metadata })
+        });
+        pools.filter(|pool| pool.data.is_some() || pool.metadata.is_some()).collect()
+    }
+
+    /// What an open pool gets in the place of its parts, when arrays below them have grown.
+    ///
+    /// # Errors
+    ///
+    /// A layer of one cannot be built.
+    pub fn grown_pool(&mut self, resized: ResizedPool) -> Result<GrownPool, EditError> {
+        let mut part = |part: Option<LvIndex>| -> Result<Option<Arc<dyn Layer>>, EditError> {
+            let known = &self.graph.groups[resized.group.0];
+            let Some((part, device)) = part.and_then(|part| Some((part, known.lv(part)?))) else {
+                return Ok(None);
             };
-            match part(data).and_then(|data| Ok((data, part(metadata)?))) {
-                Ok((None, None)) => {}
-                Ok((data, metadata)) => grown.push(Ok(GrownPool { pool, data, metadata })),
-                Err(error) => grown.push(Err(error)),
-            }
-        }
-        grown
+            let name = known.text.lvs[part.0].name.clone();
+            self.layer(device).map(Some).map_err(|why| EditError::volume(&name, why))
+        };
+        let (data, metadata) = (part(resized.data)?, part(resized.metadata)?);
+        Ok(GrownPool { pool: resized.pool, data, metadata })
     }
 
     /// A pool that was never used before has been made by what was written: it is open from now on.
@@ -517,14 +533,7 @@ impl ServedEditor<'_> {
                     let why = "it is served, and a client may be using what would be cut off: stop serving it first";
                     return Err(EditError::volume(&lv.name, why));
                 }
-                Some(now)
-                    if text.lv_sectors(now) > old.lv_sectors(was)
-                        && self.is_built(was)
-                        && is_redundant(lv) =>
-                {
-                    let why = "it is served, and its mirrors, or its parity, are kept at the size that it has: stop serving it first";
-                    return Err(EditError::volume(&lv.name, why));
-                }
+                Some(now) if text.lv_sectors(now) > old.lv_sectors(was) => self.check_array(was, lv)?,
                 Some(_) => {}
             }
         }
@@ -550,6 +559,24 @@ impl ServedEditor<'_> {
             }
         }
         Ok(())
+    }
+
+    /// A RAID volume that is open keeps its array when it grows: that has to be able to.
+    fn check_array(&self, lv: LvIndex, text: &Lv) -> Result<(), EditError> {
+        let known = &self.assembly.graph.groups[self.group.0];
+        let Some(array) = known.arrays.get(&lv).and_then(|array| array.copies.as_ref()) else {
+            return Ok(());
+        };
+        let refuse = |why: String| Err(EditError::volume(&text.name, why));
+        let read_only = known.lv(lv).and_then(|device| self.assembly.graph.device(device).read_only.as_ref());
+        if let Some(why) = read_only {
+            return refuse(format!("it is served, and must not be written: {why}"));
+        }
+        if !self.opened.has_one_block() {
+            let why = "it is served, and the disks of its group have logical blocks of several sizes: stop serving it first";
+            return refuse(why.into());
+        }
+        array.check_growing_legs().or_else(|why| refuse(format!("it is served: {why}")))
     }
 
     /// A snapshot that is to be merged is one still, as far as that is known, and its origin can be written.
@@ -728,12 +755,4 @@ impl Kinship<'_> {
         members.sort_unstable();
         Some(members)
     }
-}
-
-/// Whether a volume keeps a record of its mirrors, or of its parity, which no two arrays may do at once.
-fn is_redundant(lv: &Lv) -> bool {
-    lv.segments.iter().any(|segment| {
-        let SegmentType::Raid { level, .. } = segment.kind else { return false };
-        matches!(level, RaidLevel::Raid1 | RaidLevel::Raid10 | RaidLevel::Parity)
-    })
 }

@@ -55,18 +55,14 @@ pub(crate) fn read_at(
 
 /// The bitmap of an array that has grown to so many sectors, in so much room: all that is new may differ. `offset` is for errors.
 pub(crate) fn grown(
-    (mut superblock, old): (BitmapSuperblock, Bits),
+    (superblock, old): (BitmapSuperblock, Bits),
     sync_sectors: u64,
     room: u64,
     offset: u64,
 ) -> Copy {
     // The last chunk of the old part may have sectors of the new one.
     let first_new = superblock.sync_size / superblock.chunk_sectors();
-    superblock.sync_size = sync_sectors;
-    if superblock.sectors_reserved != 0 {
-        let needed = u32::try_from(superblock.disk_sectors()).unwrap_or(u32::MAX);
-        superblock.sectors_reserved = superblock.sectors_reserved.max(needed);
-    }
+    let superblock = superblock.grown(sync_sectors);
     superblock.check(offset)?;
     superblock.check_for(superblock.uuid, sync_sectors, room, offset)?;
     let mut bits = old.grown(superblock.chunks());

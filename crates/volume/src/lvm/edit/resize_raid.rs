@@ -1,8 +1,8 @@
 //! RAID volumes that become larger, and the data or the map of a pool that is one: every leg by as many extents.
 //!
-//! Only the text changes. The metadata volumes of the legs keep their superblocks, which tell of the array as it was: whoever serves
-//! the volume next, the kernel or we, finds it larger than that, and resyncs what is new. A text that was cut off on its way so
-//! leaves nothing behind that contradicts it.
+//! Only the text changes here. The metadata volumes of the legs keep their superblocks, which tell of the array as it was: whoever serves
+//! the volume next, the kernel or we, finds it larger than that, and resyncs what is new; who serves it already does so once the text is
+//! written. A text that was cut off on its way so leaves nothing behind that contradicts it.
 //!
 //! Invariants: (1) legs stay on PVs of their own; (2) a bitmap has room for the bits of the new size in the metadata volume that is
 //! there: where it has none, the volume does not grow.

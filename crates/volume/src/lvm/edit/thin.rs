@@ -446,7 +446,6 @@ impl Draft {
 
     fn resize_part(&mut self, part: &str, resize: Resize) -> Result<Resized, EditError> {
         let lv = self.group().lv(part).expect("a part of a volume");
-        // Where it is served, that is refused: its mirrors, or its parity, are kept at the size that it had.
         if matches!(self.group().lvs[lv.0].segments[0].kind, SegmentType::Raid { .. }) {
             return self.grow_raid(part, lv, resize);
         }
