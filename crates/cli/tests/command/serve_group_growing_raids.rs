@@ -243,6 +243,11 @@ fn a_pool_whose_map_is_a_mirror_gets_a_larger_map() {
     let lab = pool_on_a_raid1("pool_tmeta", 1);
     let server = lab.scratch.serve(["--disk", "a", "b", "c"]);
     served(&lab, &["lv", "resize", "vg/pool", "--pool-metadata-size", "+4M"]);
+    let counts_all = || {
+        let pool = shown(&lab, "vg/pool");
+        assert!(pool["status"].as_str().is_some_and(|status| status.contains("/2048 ")), "{pool}");
+    };
+    counts_all();
     served(&lab, &["lv", "resize", "vg/pool", "--size", "+64M"]);
     fill(&lab);
     assert!(server.stop().status.success());
@@ -253,7 +258,6 @@ fn a_pool_whose_map_is_a_mirror_gets_a_larger_map() {
     }
     // The map is as large as its legs, and sound.
     let server = lab.scratch.serve(["--disk", "a", "b", "c"]);
-    let pool = shown(&lab, "vg/pool");
-    assert!(pool["status"].as_str().is_some_and(|status| status.contains("/2048 ")), "{pool}");
+    counts_all();
     assert!(server.stop().status.success());
 }
