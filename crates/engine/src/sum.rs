@@ -113,9 +113,7 @@ async fn compute_pieces(
         for block in pieces(step, block) {
             let Err(errno) = compute_block(sum, block, part(data, span, block), cx).await else { continue };
             match refused.last_mut() {
-                Some((last, of)) if last.end() == block.sector && *of == errno => {
-                    last.nr = last.nr + block.nr
-                }
+                Some((last, of)) if last.end() == block.sector && *of == errno => last.nr += block.nr,
                 _ => refused.push((block, errno)),
             }
             if !goes_on() {

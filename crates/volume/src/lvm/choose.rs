@@ -161,7 +161,8 @@ impl Choice {
         for area in &candidate.pv.areas {
             let error = match area {
                 Area::Damaged(error) => error,
-                Area::Refused(NotUnderstood { error, seqno }) => {
+                Area::Refused(refused) => {
+                    let NotUnderstood { error, seqno } = &**refused;
                     let why = format!("the metadata on {title} is not understood ({error})");
                     if seqno.is_none_or(|seqno| seqno >= self.text.seqno) {
                         // By an older text a volume would be read where another one is by now.

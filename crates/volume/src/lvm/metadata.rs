@@ -7,7 +7,7 @@ use blockwork_format::FormatError;
 use blockwork_format::lvm2::VolumeGroup;
 
 /// What a text says.
-pub(crate) type Read = Result<Arc<VolumeGroup>, NotUnderstood>;
+pub(crate) type Read = Result<Arc<VolumeGroup>, Box<NotUnderstood>>;
 
 /// A whole text that is no description of a volume group to us.
 #[derive(Clone, Debug)]
@@ -33,7 +33,7 @@ impl Texts {
         }
         let read = VolumeGroup::from_text(&text)
             .map(Arc::new)
-            .map_err(|error| NotUnderstood { error, seqno: VolumeGroup::seqno_in(&text) });
+            .map_err(|error| Box::new(NotUnderstood { error, seqno: VolumeGroup::seqno_in(&text) }));
         known.push((text, read.clone()));
         read
     }

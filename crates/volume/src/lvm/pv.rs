@@ -32,7 +32,7 @@ pub enum Area {
     /// Something that cannot be read, or is damaged.
     Damaged(FormatError),
     /// A whole text that is no description of a volume group to us.
-    Refused(NotUnderstood),
+    Refused(Box<NotUnderstood>),
 }
 
 impl Pv {
@@ -94,7 +94,8 @@ impl Pv {
     /// What is wrong with its areas.
     pub fn problems(&self) -> impl Iterator<Item = &FormatError> {
         self.areas.iter().filter_map(|area| match area {
-            Area::Damaged(error) | Area::Refused(NotUnderstood { error, .. }) => Some(error),
+            Area::Damaged(error) => Some(error),
+            Area::Refused(refused) => Some(&refused.error),
             Area::Empty | Area::Ignored | Area::Text(_) => None,
         })
     }

@@ -26,7 +26,7 @@ pub use segment::{Area, CacheParts, Message, RaidLevel, Segment, SegmentType};
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Section, Uuid};
+use super::{Node, Section, Uuid};
 use crate::FormatError;
 
 /// PVs in a VG.
