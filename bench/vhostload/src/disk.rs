@@ -168,6 +168,28 @@ impl Disk {
 
     fn connect_at(&mut self, bases: &[u32]) -> Result<()> {
         let mut client = Client::connect(&self.path)?;
+        let known = self.agree(&mut client)?;
+        if known & protocol::INFLIGHT_SHMFD != 0 {
+            self.share_inflight(&client)?;
+        }
+        client.tell(&Message::SetMemTable(vec![self.guest.region()]), &[self.guest.file.as_fd()])?;
+        self.set_up(client, bases)
+    }
+
+    /// Goes on by the connection of another device, which has been unplugged: QEMU keeps it for the next one, and shares memory region by region. No
+    /// memory is shared for the marks of requests in flight.
+    ///
+    /// # Errors
+    /// The server does not begin anew.
+    pub fn replace(&mut self, mut client: Client) -> Result<()> {
+        self.agree(&mut client)?;
+        client.tell(&Message::AddMemReg(self.guest.region()), &[self.guest.file.as_fd()])?;
+        let bases: Vec<u32> = self.queues.iter().map(|queue| queue.ring.base(&self.guest.memory)).collect();
+        self.set_up(client, &bases)
+    }
+
+    /// Agrees on features, as QEMU does; those of the protocol that the server knows.
+    fn agree(&mut self, client: &mut Client) -> Result<u64> {
         let offered = client.number(&Message::GetFeatures)?;
         ensure!(offered & FEATURE_PROTOCOL != 0, "no features of the protocol");
         let known = client.number(&Message::GetProtocolFeatures)?;
@@ -182,18 +204,18 @@ impl Disk {
         if known & protocol::REPLY_ACK != 0 {
             client.acknowledged();
         }
-        client.tell(&Message::SetOwner, &[])?;
-        self.features = self.wanted_features() & offered;
-        client.tell(&Message::SetFeatures(self.features), &[])?;
         if known & protocol::BACKEND_REQ != 0 {
             let (ours, theirs) = std::os::unix::net::UnixStream::pair().context("socketpair")?;
             client.tell(&Message::SetBackendReqFd, &[theirs.as_fd()])?;
             self.backend = Some(ours.into());
         }
-        if known & protocol::INFLIGHT_SHMFD != 0 {
-            self.share_inflight(&client)?;
-        }
-        client.tell(&Message::SetMemTable(vec![self.guest.region()]), &[self.guest.file.as_fd()])?;
+        client.tell(&Message::SetOwner, &[])?;
+        self.features = self.wanted_features() & offered;
+        client.tell(&Message::SetFeatures(self.features), &[])?;
+        Ok(known)
+    }
+
+    fn set_up(&mut self, client: Client, bases: &[u32]) -> Result<()> {
         for ((index, queue), base) in (0..).zip(&self.queues).zip(bases) {
             queue.set_up(&client, index, *base)?;
         }

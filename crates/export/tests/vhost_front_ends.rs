@@ -73,6 +73,43 @@ fn who_disables_all_rings_by_resetting_the_owner_goes_on_with_the_same() {
     rig.stop();
 }
 
+/// As QEMU does when a device is unplugged and another one plugged in: the connection stays, and the next one says that it begins.
+#[test]
+fn a_device_in_place_of_another_finds_nothing_of_that_one() {
+    let rig = Rig::new("memory:16M", 1);
+    for (kind, still_runs) in kinds().flat_map(|kind| [(kind.clone(), false), (kind, true)]) {
+        let mut before = rig.disk(Options { queues: 2, ..kind.clone() });
+        for queue in 0..2 {
+            assert_eq!(write(&mut before, queue, 9, &[9; 512]).status, status::OK);
+        }
+        before.log_writes(true).unwrap();
+        if !still_runs {
+            base(&before);
+        }
+        // Ring 1 was left running, or both were. The next device has one, for which the old marks would have no room.
+        let mut after =
+            Disk::without_server(Options { ring_size: 2 * kind.ring_size, ..kind.clone() }).unwrap();
+        after.replace(before.client.take().unwrap()).unwrap();
+        assert_eq!(read(&mut after, 0, 9, 512).1, [9; 512], "{kind:?}");
+        // What was agreed on before it said so holds.
+        for sectors in [4096, 32768] {
+            rig.resize(Sectors(sectors));
+            // Looked at with each message, and once a second.
+            after.client().unwrap().number(&Message::GetFeatures).unwrap();
+            after.wait_for_config_change().unwrap();
+        }
+        let second = Message::GetVringBase(VringState { index: 1, num: 0 });
+        let (payload, _) = after.client().unwrap().ask(&second).unwrap();
+        let beginning: u32 = if kind.packed { 0x8000_8000 } else { 0 };
+        assert_eq!(payload[4..8], beginning.to_ne_bytes(), "ring 1 is where nobody has said: {kind:?}");
+        // Nothing is read or written for the one of before.
+        assert!(before.start(1, Request { kind: request::IN, sector: 0, len: 512 }).is_some());
+        assert_eq!(read(&mut after, 0, 9, 512).1, [9; 512], "{kind:?}");
+        assert_eq!(before.finished(1), None);
+    }
+    rig.stop();
+}
+
 #[test]
 fn a_ring_begins_at_its_beginning_where_nobody_says_otherwise() {
     let rig = Rig::new("memory:16M", 1);

@@ -329,7 +329,10 @@ impl Stranger {
                 (Message::SetInflightFd(InflightArea { size, offset: 0, queues: 1, queue_size }), vec![marks])
             }
             20 => (Message::SetStatus(small.into()), vec![]),
-            21 => (if small.is_multiple_of(2) { Message::ResetDevice } else { Message::ResetOwner }, vec![]),
+            21 => {
+                let anew = [Message::ResetDevice, Message::ResetOwner, Message::SetOwner];
+                (anew[small as usize % 3].clone(), vec![])
+            }
             22 => (Message::SetProtocolFeatures(self.random.bits() & self.random.bits()), vec![]),
             _ => (Message::Unknown(100 + small), vec![]),
         }

@@ -7,7 +7,9 @@
 //!    Either is logged with what was wrong, as far as `complaints` lets it.
 //! 3. When the session ends, so do its queues, before those of another one start.
 //! 4. Its queues run while it has the turn ([`turn`](super::turn)): it is taken with the first, and ends with the last.
-//! 5. A guest that moves is answered that its last queue rests when the disk was let go of, if that is to be (`service`).
+//! 5. A front end that begins anew on the same connection (a second SET_OWNER) finds of what it said before no more than of another front end's
+//!    ([`Session::own`]).
+//! 6. A guest that moves is answered that its last queue rests when the disk was let go of, if that is to be (`service`).
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -79,6 +81,8 @@ pub(super) struct Session<'a> {
     service: &'a Service,
     socket: Arc<OwnedFd>,
     closer: Closer,
+    /// The front end has said that it begins.
+    has_owner: bool,
     /// What the driver has agreed to.
     features: u64,
     /// What the front end has.
@@ -121,6 +125,7 @@ impl<'a> Session<'a> {
             service,
             socket,
             closer,
+            has_owner: false,
             features: 0,
             protocol: 0,
             regions: Vec::new(),
@@ -261,7 +266,7 @@ impl<'a> Session<'a> {
                 check_features("features of the protocol", features, offered)?;
                 self.protocol = features;
             }
-            Message::SetOwner => {}
+            Message::SetOwner => self.own(),
             // Not used any more: it was to disable all rings, and whoever sends it need not say again where they are.
             Message::ResetOwner => {
                 self.with_queues_at_rest(|session| {
@@ -329,6 +334,20 @@ impl<'a> Session<'a> {
             }
         }
         Ok(Answer::Done)
+    }
+
+    /// A front end begins. Where one has begun on this connection before, that one has gone: QEMU keeps a chardev connected from the device that is
+    /// unplugged to the next, which knows nothing of what the last one has shared, and would share other memory at the same addresses. Then its rings are
+    /// stopped, if they still run, and all is forgotten as at the end of a session, but for the two things that are agreed on before: QEMU tells of the
+    /// protocol's features and of the channel to hear from us first. No front end says twice for one device that it begins.
+    fn own(&mut self) {
+        if !std::mem::replace(&mut self.has_owner, true) {
+            return;
+        }
+        let mut next = Session::new(self.service, self.socket.clone(), self.closer.clone());
+        (next.has_owner, next.protocol, next.backend) = (true, self.protocol, self.backend.take());
+        *self = next;
+        self.service.leave_the_disk();
     }
 
     fn queue(&mut self, index: u32) -> Result<&mut Queue, Refusal> {
