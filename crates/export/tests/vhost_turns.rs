@@ -395,6 +395,37 @@ fn end_ring(single: &mut Single) -> u32 {
     u32::from_ne_bytes(payload[4..8].try_into().unwrap())
 }
 
+/// A front end may have 64 rings with thousands of marks each, and start them as often as it likes: other guests of the worker wait for none of that.
+#[test]
+fn marks_are_looked_through_before_a_worker_takes_its_turn() {
+    const READS: usize = 3;
+    for packed in [false, true] {
+        let mut single = null(Options { packed, ..Options::default() });
+        single.worker.turn(Wait::Poll);
+        end_ring(&mut single);
+        let bytes = inflight::queue_bytes(128, packed);
+        let area = InflightArea { size: bytes as u64, offset: 0, queues: 1, queue_size: 128 };
+        let file = File::from(memfd_create("marks", MemfdFlags::CLOEXEC).unwrap());
+        file.set_len(area.size).unwrap();
+        let client = single.disk.client().unwrap();
+        client.tell(&Message::SetInflightFd(area), &[file.as_fd()]).unwrap();
+        let (kick, _) = single.disk.queues[0].bells().unwrap();
+        client.tell(&Message::SetVringKick(VringFile { index: 0, has_file: true }), &[kick.as_fd()]).unwrap();
+        let at = Mapping::of_memory(file.as_fd(), 0, area.size).unwrap();
+        let marks = Buffer::of_mapping(&at.mapping, at.offset, bytes);
+        let found = [inflight::VERSION, inflight::ENTRIES].map(|at| marks.load_u16(at, Ordering::Relaxed));
+        assert_eq!(found, [inflight::VERSION_1, 128], "packed: {packed}");
+        single.start(READS);
+        let mut answered = 0;
+        for _ in 0..100 {
+            single.worker.turn(Wait::Poll);
+            answered += single.answered();
+        }
+        assert_eq!(answered, READS, "packed: {packed}");
+        single.stop();
+    }
+}
+
 #[test]
 fn of_descriptors_to_call_by_a_busy_worker_has_the_last() {
     let mut single = null(Options::default());

@@ -82,7 +82,8 @@ pub fn virtqueue(data: &[u8]) {
         let count = if sizes < 8 { u16::try_from(size).expect("small") } else { u16::from(sizes / 8) };
         Marks::new(&Place { mapping, offset: MARKS_AT }, count, is_packed).expect("there is room for them")
     });
-    match Ring::new(&layout, &place, base, marks) {
+    let recovered = marks.map(|marks| Ring::recover(&layout, &place, base, marks)).transpose();
+    match recovered.and_then(|recovered| Ring::new(&layout, &place, base, recovered)) {
         Ok(ring) => {
             let used = memory.load_u16(USED + split::INDEX, Ordering::Relaxed);
             let used = (!is_packed).then_some(Used { index: used, answers: Vec::new(), is_changed: false });

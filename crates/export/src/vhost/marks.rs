@@ -7,6 +7,8 @@
 //!    step is one store.
 //! 2. The front end can write here, too. Only [`Marks::recover_split`] and [`Marks::recover_packed`] read, once; each index is
 //!    checked, and no list is followed for longer than there are entries. Later everything is known here, and only written.
+//! 3. They are looked through by the session, before the worker hears of the ring ([`Recovered`]): that takes a millisecond or two for each large ring, for
+//!    which the guests of others would wait.
 //!
 //! Source: `docs/interop/vhost-user.rst` of QEMU, "Inflight I/O tracking".
 
@@ -24,6 +26,20 @@ use super::ring::{Head, Position, RingError};
 #[derive(Debug)]
 pub struct Marks {
     area: Buffer,
+    known: Known,
+}
+
+/// Marks that were looked through, which takes its time: whoever serves the queue has better things to do. They belong to no thread.
+#[derive(Debug)]
+pub struct Recovered<Left> {
+    known: Known,
+    left: Left,
+}
+
+/// What is known of marks.
+#[derive(Debug)]
+struct Known {
+    place: Place,
     size: u16,
     is_packed: bool,
     counter: u64,
@@ -41,7 +57,7 @@ pub struct Marks {
 
 /// A request of a packed ring that was in flight.
 #[derive(Debug)]
-pub(super) struct PackedLeft {
+pub struct PackedLeft {
     pub(super) head: Head,
     pub(super) descriptors: Vec<PackedDescriptor>,
     counter: u64,
@@ -49,7 +65,7 @@ pub(super) struct PackedLeft {
 
 /// What the marks of a packed ring say.
 #[derive(Debug)]
-pub(super) struct PackedRecovered {
+pub struct PackedRecovered {
     /// Where the next descriptor is used.
     pub(super) used: Position,
     /// What was in flight, the latest first.
@@ -58,6 +74,13 @@ pub(super) struct PackedRecovered {
 
 fn wrong(what: String) -> RingError {
     RingError::Marks(what)
+}
+
+impl<Left> Recovered<Left> {
+    /// The marks, for this thread, and what was in flight.
+    pub(super) fn take_up(self) -> (Marks, Left) {
+        (Marks::of(self.known), self.left)
+    }
 }
 
 impl Marks {
@@ -71,8 +94,8 @@ impl Marks {
         if bytes > room {
             return Err(wrong(format!("they have {room} bytes, expected {bytes} for {size} descriptors")));
         }
-        Ok(Marks {
-            area: Buffer::of_mapping(&place.mapping, place.offset, bytes),
+        let known = Known {
+            place: place.clone(),
             size,
             is_packed,
             counter: 0,
@@ -81,22 +104,34 @@ impl Marks {
             used: Position { index: 0, wrap: false },
             free: Vec::new(),
             chains: vec![SmallVec::new(); if is_packed { size.into() } else { 0 }],
-        })
+        };
+        Ok(Marks::of(known))
+    }
+
+    /// Those of which that is known, for this thread.
+    fn of(known: Known) -> Marks {
+        let bytes = inflight::queue_bytes(known.size, known.is_packed);
+        Marks { area: Buffer::of_mapping(&known.place.mapping, known.place.offset, bytes), known }
+    }
+
+    /// With what was in flight, for another thread.
+    pub(super) fn with<Left>(self, left: Left) -> Recovered<Left> {
+        Recovered { known: self.known, left }
     }
 
     /// Checks that there is an entry for each descriptor of a ring.
     pub(super) fn check_room(&self, descriptors: u32) -> Result<(), RingError> {
-        if descriptors <= self.size.into() {
+        if descriptors <= self.known.size.into() {
             return Ok(());
         }
-        let size = self.size;
+        let size = self.known.size;
         Err(wrong(format!(
             "they are for {size} descriptors, expected at least {descriptors} as the ring has"
         )))
     }
 
     fn entry(&self, number: u16) -> usize {
-        inflight::entry(number, self.is_packed)
+        inflight::entry(number, self.known.is_packed)
     }
 
     fn load(&self, offset: usize) -> u16 {
@@ -139,14 +174,14 @@ impl Marks {
     fn was_used(&self) -> Result<bool, RingError> {
         match self.load(VERSION) {
             0 => {
-                self.store(ENTRIES, self.size);
+                self.store(ENTRIES, self.known.size);
                 fence(Ordering::Release);
                 self.store(VERSION, VERSION_1);
                 Ok(false)
             }
             VERSION_1 => {
                 let found = self.load(ENTRIES);
-                let expected = self.size;
+                let expected = self.known.size;
                 if found == expected {
                     return Ok(true);
                 }
@@ -161,26 +196,26 @@ impl Marks {
         if self.was_used()? {
             self.finish_batch(used)?;
         }
-        self.last_of_batch = self.load(LAST_OF_BATCH);
+        self.known.last_of_batch = self.load(LAST_OF_BATCH);
         self.store(split::USED_INDEX, used);
-        let mut left: Vec<(u64, u16)> = (0..self.size)
+        let mut left: Vec<(u64, u16)> = (0..self.known.size)
             .filter(|&head| self.load_byte(self.entry(head) + split::INFLIGHT) != 0)
             .map(|head| (self.load_counter(self.entry(head) + split::COUNTER), head))
             .collect();
         left.sort_unstable_by_key(|&(counter, _)| std::cmp::Reverse(counter));
-        self.counter = left.first().map_or(0, |(counter, _)| counter.wrapping_add(1));
+        self.known.counter = left.first().map_or(0, |(counter, _)| counter.wrapping_add(1));
         Ok(left.into_iter().map(|(_, head)| head).collect())
     }
 
     /// Clears the marks of a batch that the driver has seen, whether or not the one before us came to that.
     fn finish_batch(&self, used: u16) -> Result<(), RingError> {
         let batch = used.wrapping_sub(self.load(split::USED_INDEX));
-        if batch > self.size {
+        if batch > self.known.size {
             return Ok(()); // memory of before a migration: it marks nothing
         }
         let mut at = LAST_OF_BATCH;
         for _ in 0..batch {
-            let head = self.index(at, "the last batch's next", self.size)?;
+            let head = self.index(at, "the last batch's next", self.known.size)?;
             self.write(self.entry(head) + split::INFLIGHT, &[0]);
             at = self.entry(head) + split::NEXT;
         }
@@ -191,29 +226,29 @@ impl Marks {
     #[inline]
     pub(super) fn take_split(&mut self, head: u16) {
         let entry = self.entry(head);
-        self.write(entry + split::COUNTER, &self.counter.to_ne_bytes());
+        self.write(entry + split::COUNTER, &self.known.counter.to_ne_bytes());
         fence(Ordering::Release);
         self.write(entry + split::INFLIGHT, &[1]);
         fence(Ordering::Release);
-        self.counter = self.counter.wrapping_add(1);
+        self.known.counter = self.known.counter.wrapping_add(1);
     }
 
     /// It was entered into the used ring, where the driver does not see it yet.
     #[inline]
     pub(super) fn complete_split(&mut self, head: u16) {
-        self.store(self.entry(head) + split::NEXT, self.last_of_batch);
+        self.store(self.entry(head) + split::NEXT, self.known.last_of_batch);
         fence(Ordering::Release);
         self.store(LAST_OF_BATCH, head);
         fence(Ordering::Release);
-        self.last_of_batch = head;
-        self.batch.push(head);
+        self.known.last_of_batch = head;
+        self.known.batch.push(head);
     }
 
     /// The driver sees all that was entered: the used index is `used`.
     #[inline]
     pub(super) fn published_split(&mut self, used: u16) {
         fence(Ordering::Release);
-        for head in self.batch.drain(..) {
+        for head in self.known.batch.drain(..) {
             self.area.write_at(inflight::entry(head, false) + split::INFLIGHT, &[0]);
             stored();
         }
@@ -244,17 +279,17 @@ impl Marks {
         let free_head = self.load(field);
         let mut left = self.left_of_packed(free_head)?;
         left.sort_unstable_by_key(|left| std::cmp::Reverse(left.counter));
-        self.counter = left.first().map_or(0, |left| left.counter.wrapping_add(1));
+        self.known.counter = left.first().map_or(0, |left| left.counter.wrapping_add(1));
         self.store_heads(free_head);
         fence(Ordering::Release);
         self.store_positions(used, used);
-        self.used = used;
+        self.known.used = used;
         Ok(PackedRecovered { used, left })
     }
 
     /// A list of all entries, which are free.
     fn format_packed(&self, begin: Position) {
-        for number in 0..self.size {
+        for number in 0..self.known.size {
             self.store(self.entry(number) + packed::NEXT, number + 1);
         }
         self.store_heads(0);
@@ -290,10 +325,10 @@ impl Marks {
 
     /// Chains that are not in the list of free entries, which is taken over.
     fn left_of_packed(&mut self, free_head: u16) -> Result<Vec<PackedLeft>, RingError> {
-        let mut is_free = vec![false; usize::from(self.size)];
+        let mut is_free = vec![false; usize::from(self.known.size)];
         let mut free = Vec::new();
         let mut at = free_head;
-        while at < self.size {
+        while at < self.known.size {
             if std::mem::replace(&mut is_free[usize::from(at)], true) {
                 return Err(wrong(format!("the list of free entries comes back to {at}")));
             }
@@ -302,9 +337,9 @@ impl Marks {
             at = self.load(self.entry(at) + packed::NEXT);
         }
         free.reverse();
-        self.free = free;
+        self.known.free = free;
         let mut left = Vec::new();
-        for head in 0..self.size {
+        for head in 0..self.known.size {
             if self.load_byte(self.entry(head) + packed::INFLIGHT) != 0 {
                 left.push(self.chain_left(head, &mut is_free)?);
             }
@@ -317,7 +352,7 @@ impl Marks {
         let (mut chain, mut descriptors) = (SmallVec::new(), Vec::new());
         let mut at = head;
         for i in 0..count {
-            if at >= self.size || std::mem::replace(&mut seen[usize::from(at)], true) {
+            if at >= self.known.size || std::mem::replace(&mut seen[usize::from(at)], true) {
                 return Err(wrong(format!("descriptor {i} of the request at {head} is {at}")));
             }
             descriptors.push(self.descriptor(at));
@@ -328,7 +363,7 @@ impl Marks {
             return Err(wrong(format!("the request at {head} has no descriptors")));
         };
         let head_of = Head::new(last.id, count, head);
-        self.chains[usize::from(head)] = chain;
+        self.known.chains[usize::from(head)] = chain;
         let counter = self.load_counter(self.entry(head) + packed::COUNTER);
         Ok(PackedLeft { head: head_of, descriptors, counter })
     }
@@ -344,12 +379,12 @@ impl Marks {
 
     /// A chain is taken; returns the entry where it is marked.
     pub(super) fn take_packed(&mut self, all: &[PackedDescriptor]) -> Result<u16, RingError> {
-        if self.free.len() < all.len() {
+        if self.known.free.len() < all.len() {
             return Err(wrong("there is no free entry".into()));
         }
         let mut chain: SmallVec<[u16; 4]> = SmallVec::new();
         for descriptor in all {
-            let number = self.free.pop().expect("enough");
+            let number = self.known.free.pop().expect("enough");
             let mut bytes = [0; 16];
             bytes[..2].copy_from_slice(&descriptor.id.to_ne_bytes());
             bytes[2..4].copy_from_slice(&descriptor.flags.to_ne_bytes());
@@ -362,31 +397,31 @@ impl Marks {
         let entry = self.entry(head);
         self.store(entry + packed::LAST, last);
         self.store(entry + packed::COUNT, u16::try_from(chain.len()).expect("as many as the ring has"));
-        self.write(entry + packed::COUNTER, &self.counter.to_ne_bytes());
-        self.counter = self.counter.wrapping_add(1);
+        self.write(entry + packed::COUNTER, &self.known.counter.to_ne_bytes());
+        self.known.counter = self.known.counter.wrapping_add(1);
         fence(Ordering::Release);
         self.write(entry + packed::INFLIGHT, &[1]);
         fence(Ordering::Release);
         // The links between the entries are those of the list of free ones, as they were taken from it.
-        self.store_heads(self.free.last().copied().unwrap_or(self.size));
+        self.store_heads(self.known.free.last().copied().unwrap_or(self.known.size));
         fence(Ordering::Release);
-        self.chains[usize::from(head)] = chain;
+        self.known.chains[usize::from(head)] = chain;
         Ok(head)
     }
 
     /// A chain is about to be used, after which the ring goes on at `next`.
     pub(super) fn complete_packed(&mut self, head: Head, next: Position) {
-        let chain = std::mem::take(&mut self.chains[usize::from(head.mark())]);
+        let chain = std::mem::take(&mut self.known.chains[usize::from(head.mark())]);
         let last = *chain.last().expect("a chain that is in flight");
-        let free_head = self.free.last().copied().unwrap_or(self.size);
+        let free_head = self.known.free.last().copied().unwrap_or(self.known.size);
         self.store(self.entry(last) + packed::NEXT, free_head);
         fence(Ordering::Release);
         self.store(packed::FREE_HEAD, head.mark());
         fence(Ordering::Release);
-        self.store_positions(next, self.used);
+        self.store_positions(next, self.known.used);
         fence(Ordering::Release);
-        self.used = next;
-        self.free.extend(chain.into_iter().rev());
+        self.known.used = next;
+        self.known.free.extend(chain.into_iter().rev());
     }
 
     /// The driver sees that it was used.
@@ -396,7 +431,7 @@ impl Marks {
         fence(Ordering::Release);
         self.store(packed::OLD_FREE_HEAD, head.mark());
         fence(Ordering::Release);
-        self.store_positions(self.used, self.used);
+        self.store_positions(self.known.used, self.known.used);
         fence(Ordering::Release);
     }
 }

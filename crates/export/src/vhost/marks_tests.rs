@@ -188,7 +188,8 @@ impl Server {
         // What the front end says counts only before there are marks.
         let base = if is_packed { PACKED_BASE } else { 0 };
         let place = RingPlace { size, is_packed, event_idx: false, address };
-        let ring = Ring::new(&layout, &place, base, Some(marks)).unwrap();
+        let recovered = Ring::recover(&layout, &place, base, marks).unwrap();
+        let ring = Ring::new(&layout, &place, base, Some(recovered)).unwrap();
         Server { ring, guest: GuestMemory::new(&layout), in_flight: Vec::new(), resuming: true }
     }
 

@@ -93,7 +93,7 @@ pub(super) struct QueueParts {
 /// How to make the log of written pages, likewise.
 pub(super) type LogParts = Box<dyn FnOnce(&GuestLayout) -> DirtyLog + Send>;
 
-/// How to make the ring, on the worker: what it is made of is not for other threads.
+/// How to make the ring, on the worker: what it is made of is not for other threads. What takes long about it is done by then.
 pub(super) type RingParts = Box<dyn FnOnce(&GuestLayout) -> Result<Ring, RingError> + Send>;
 
 /// Where the answer to a request goes.

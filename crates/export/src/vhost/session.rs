@@ -511,10 +511,12 @@ impl<'a> Session<'a> {
             let offset = offset + index as usize * inflight::queue_bytes(queue_size, place.is_packed);
             (Place { mapping, offset }, queue_size)
         });
-        Box::new(move |layout| {
-            let marks = marks.map(|(at, size)| Marks::new(&at, size, place.is_packed)).transpose()?;
-            Ring::new(layout, &place, base, marks)
-        })
+        // To look through them takes milliseconds, and each ring has its own: not on the worker, whose other guests would wait for all of them.
+        let recover = |(at, size): (Place, u16)| {
+            Ring::recover(&self.layout, &place, base, Marks::new(&at, size, place.is_packed)?)
+        };
+        let recovered = marks.map(recover).transpose();
+        Box::new(move |layout| Ring::new(layout, &place, base, recovered?))
     }
 
     fn log_parts(&self, place: RingPlace) -> Option<LogParts> {

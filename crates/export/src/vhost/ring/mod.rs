@@ -25,7 +25,7 @@ use blockwork_memory::{
     Segments, copy_between,
 };
 
-use super::marks::Marks;
+use super::marks::{Marks, PackedRecovered, Recovered};
 use near::NEAR;
 use packed::PackedRing;
 pub(crate) use packed::Position;
@@ -238,6 +238,15 @@ pub struct RingPlace {
     pub address: VringAddr,
 }
 
+/// What the marks of a ring say.
+#[derive(Debug)]
+pub enum RecoveredRing {
+    /// With a ring for each direction: what was in flight, the latest first.
+    Split(Recovered<Vec<u16>>),
+    /// With one.
+    Packed(Recovered<PackedRecovered>),
+}
+
 /// A virtqueue.
 #[derive(Debug)]
 pub enum Ring {
@@ -248,8 +257,25 @@ pub enum Ring {
 }
 
 impl Ring {
-    /// The ring at `place`, from where `base` says. With `marks`, from what those say, if there are any requests in
-    /// flight: see [`Ring::resume`].
+    /// Looks through the marks of the ring that is to be at `place`, which begins where `base` says if they are new.
+    ///
+    /// # Errors
+    /// It cannot be there, or the marks do not belong to it.
+    pub fn recover(
+        layout: &GuestLayout,
+        place: &RingPlace,
+        base: u32,
+        marks: Marks,
+    ) -> Result<RecoveredRing, RingError> {
+        marks.check_room(place.size)?;
+        Ok(if place.is_packed {
+            RecoveredRing::Packed(PackedRing::recover(layout, place, base, marks)?)
+        } else {
+            RecoveredRing::Split(SplitRing::recover(layout, place, marks)?)
+        })
+    }
+
+    /// The ring at `place`, from where `base` says, or, where marks were looked through, from where those say: see [`Ring::resume`].
     ///
     /// # Errors
     /// It cannot be there, or the marks do not belong to it.
@@ -257,13 +283,15 @@ impl Ring {
         layout: &GuestLayout,
         place: &RingPlace,
         base: u32,
-        marks: Option<Marks>,
+        recovered: Option<RecoveredRing>,
     ) -> Result<Ring, RingError> {
-        marks.as_ref().map_or(Ok(()), |marks| marks.check_room(place.size))?;
-        Ok(if place.is_packed {
-            Ring::Packed(PackedRing::new(layout, place, base, marks)?)
-        } else {
-            Ring::Split(SplitRing::new(layout, place, base, marks)?)
+        Ok(match recovered {
+            Some(RecoveredRing::Split(left)) => Ring::Split(SplitRing::new(layout, place, base, Some(left))?),
+            Some(RecoveredRing::Packed(left)) => {
+                Ring::Packed(PackedRing::new(layout, place, base, Some(left))?)
+            }
+            None if place.is_packed => Ring::Packed(PackedRing::new(layout, place, base, None)?),
+            None => Ring::Split(SplitRing::new(layout, place, base, None)?),
         })
     }
 

@@ -11,7 +11,7 @@ use blockwork_memory::{Buffer, GuestLayout, GuestMemory};
 use super::near::{Ends, Tables, USUAL};
 use super::{Chain, Head, INDIRECT_MAX, RingError, RingPlace, Table, area, descriptor, full_fence};
 use crate::vhost::cut::stored;
-use crate::vhost::marks::{Marks, PackedLeft};
+use crate::vhost::marks::{Marks, PackedLeft, PackedRecovered, Recovered};
 
 /// Where the flags are in a descriptor.
 const FLAGS: usize = 14;
@@ -68,25 +68,46 @@ pub struct PackedRing {
 }
 
 impl PackedRing {
-    pub(super) fn new(
+    /// Where it is to be: its size, its descriptors, where the next one is taken from, and where the next one is used.
+    fn locate(
         layout: &GuestLayout,
         place: &RingPlace,
         base: u32,
-        marks: Option<Marks>,
-    ) -> Result<PackedRing, RingError> {
+    ) -> Result<(u16, Buffer, [Position; 2]), RingError> {
         let size = u16::try_from(place.size).ok().filter(|n| (1..=RING_SIZE_MAX).contains(n));
         let size = size.ok_or(RingError::Size(place.size))?;
         let bytes = DESCRIPTOR_BYTES * usize::from(size);
         let descriptors = area(layout, "descriptors", place.address.descriptors, bytes, 16)?;
-        let event = |what, address| area(layout, what, address, packed_event::BYTES, 4);
         let halves = [base & 0xffff, base >> 16].map(|half| u16::try_from(half).expect("16 bits"));
-        let [next, next_used] = halves.map(Position::decode);
-        for at in [next, next_used] {
+        let begins = halves.map(Position::decode);
+        for at in begins {
             if at.index >= size {
                 let what = "where to begin";
                 return Err(RingError::Number { what, found: at.index, size: size.into() });
             }
         }
+        Ok((size, descriptors, begins))
+    }
+
+    pub(super) fn recover(
+        layout: &GuestLayout,
+        place: &RingPlace,
+        base: u32,
+        mut marks: Marks,
+    ) -> Result<Recovered<PackedRecovered>, RingError> {
+        let (size, descriptors, [_, next_used]) = PackedRing::locate(layout, place, base)?;
+        let recovered = marks.recover_packed(next_used, size, |at| is_available(&descriptors, at))?;
+        Ok(marks.with(recovered))
+    }
+
+    pub(super) fn new(
+        layout: &GuestLayout,
+        place: &RingPlace,
+        base: u32,
+        recovered: Option<Recovered<PackedRecovered>>,
+    ) -> Result<PackedRing, RingError> {
+        let (size, descriptors, [next, next_used]) = PackedRing::locate(layout, place, base)?;
+        let event = |what, address| area(layout, what, address, packed_event::BYTES, 4);
         let mut ring = PackedRing {
             size,
             descriptors,
@@ -99,12 +120,11 @@ impl PackedRing {
             taken: vec![false; usize::from(size)],
             in_flight: 0,
             last: 1,
-            marks,
+            marks: None,
             left: Vec::new(),
         };
-        if let Some(marks) = &mut ring.marks {
-            let recovered =
-                marks.recover_packed(next_used, size, |at| is_available(&ring.descriptors, at))?;
+        if let Some((marks, recovered)) = recovered.map(Recovered::take_up) {
+            ring.marks = Some(marks);
             ring.next_used = recovered.used;
             ring.next = recovered.used;
             let in_flight: u32 = recovered.left.iter().map(|left| u32::from(left.head.count())).sum();

@@ -11,7 +11,7 @@ use blockwork_memory::{Buffer, GuestLayout, GuestMemory};
 use super::near::{Ends, Tables, USUAL};
 use super::{Chain, Head, INDIRECT_MAX, RingError, RingPlace, Table, area, descriptor, full_fence};
 use crate::vhost::cut::stored;
-use crate::vhost::marks::Marks;
+use crate::vhost::marks::{Marks, Recovered};
 
 /// See the module.
 #[derive(Debug)]
@@ -41,21 +41,37 @@ pub struct SplitRing {
 }
 
 impl SplitRing {
+    /// Where it is to be: its size, its used entries, and the used index that the driver sees.
+    fn locate(layout: &GuestLayout, place: &RingPlace) -> Result<(u16, Buffer, u16), RingError> {
+        let size = u16::try_from(place.size).ok().filter(|n| n.is_power_of_two() && *n <= RING_SIZE_MAX);
+        let size = size.ok_or(RingError::Size(place.size))?;
+        let used = area(layout, "used entries", place.address.used, split::used_bytes(size), 4)?;
+        // The used index is the device's own; the driver only reads it, so it is where we were.
+        let published = used.load_u16(split::INDEX, Ordering::Acquire);
+        Ok((size, used, published))
+    }
+
+    pub(super) fn recover(
+        layout: &GuestLayout,
+        place: &RingPlace,
+        mut marks: Marks,
+    ) -> Result<Recovered<Vec<u16>>, RingError> {
+        let (_, _, published) = SplitRing::locate(layout, place)?;
+        let left = marks.recover_split(published)?;
+        Ok(marks.with(left))
+    }
+
     pub(super) fn new(
         layout: &GuestLayout,
         place: &RingPlace,
         base: u32,
-        marks: Option<Marks>,
+        recovered: Option<Recovered<Vec<u16>>>,
     ) -> Result<SplitRing, RingError> {
-        let size = u16::try_from(place.size).ok().filter(|n| n.is_power_of_two() && *n <= RING_SIZE_MAX);
-        let size = size.ok_or(RingError::Size(place.size))?;
+        let (size, used, published) = SplitRing::locate(layout, place)?;
         let bytes = DESCRIPTOR_BYTES * usize::from(size);
         let descriptors = area(layout, "descriptors", place.address.descriptors, bytes, 16)?;
         let available =
             area(layout, "available entries", place.address.available, split::avail_bytes(size), 2)?;
-        let used = area(layout, "used entries", place.address.used, split::used_bytes(size), 4)?;
-        // The used index is the device's own; the driver only reads it, so it is where we were.
-        let published = used.load_u16(split::INDEX, Ordering::Acquire);
         let base = u16::try_from(base & 0xffff).expect("16 bits");
         let mut ring = SplitRing {
             size,
@@ -70,11 +86,11 @@ impl SplitRing {
             taken: vec![false; usize::from(size)],
             in_flight: 0,
             last: 1,
-            marks,
+            marks: None,
             left: Vec::new(),
         };
-        if let Some(marks) = &mut ring.marks {
-            ring.left = marks.recover_split(published)?;
+        if let Some((marks, left)) = recovered.map(Recovered::take_up) {
+            (ring.marks, ring.left) = (Some(marks), left);
             if let Some(head) = ring.left.iter().find(|head| **head >= size) {
                 return Err(RingError::Marks(format!("descriptor {head} is in flight, of {size}")));
             }
