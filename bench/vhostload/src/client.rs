@@ -23,6 +23,12 @@ pub struct Client {
     acknowledges: bool,
 }
 
+impl AsFd for Client {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
 impl Client {
     /// Connects.
     ///

@@ -3,7 +3,10 @@
 mod vhost_support;
 
 use std::fs::File;
+use std::io::IoSlice;
+use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -17,6 +20,7 @@ use blockwork_format::virtio::{Descriptor, descriptor_flag, split};
 use blockwork_memory::{Buffer, Mapping};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use vhost_support::{Rig, kinds, read, write};
 use vhostload::{Area, Client, Disk, Options, Request};
 
@@ -459,4 +463,31 @@ fn marks_that_do_not_fit_the_ring_break_it() {
     drop(disk);
     still_serves(&rig);
     rig.stop();
+}
+
+/// What it gives keeps the connection open at our own end, or keeps that, unread.
+#[test]
+fn a_front_end_that_gives_its_own_end_away_keeps_the_disk_from_nobody_once_it_is_gone() {
+    for is_hidden in [false, true] {
+        let rig = Rig::new("memory:16M", 1);
+        let mut gone = rig.disk(Options::default());
+        assert_eq!(write(&mut gone, 0, 0, &[1; 512]).status, status::OK);
+        let client = gone.client.take().unwrap();
+        let own = client.as_fd().try_clone_to_owned().unwrap();
+        let given = if is_hidden {
+            let (near, far) = UnixStream::pair().unwrap();
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+            let mut control = SendAncillaryBuffer::new(&mut space);
+            let files = [own.as_fd()];
+            assert!(control.push(SendAncillaryMessage::ScmRights(&files)));
+            sendmsg(&near, &[IoSlice::new(&[0])], &mut control, SendFlags::empty()).unwrap();
+            far.into()
+        } else {
+            own.try_clone().unwrap()
+        };
+        client.tell(&Message::SetBackendReqFd, &[given.as_fd()]).unwrap();
+        drop((client, own, given, gone));
+        still_serves(&rig);
+        rig.stop();
+    }
 }

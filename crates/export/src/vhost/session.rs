@@ -36,7 +36,7 @@ use super::refusal::{Refusal, check_features, check_log};
 use super::ring::{PACKED_BASE, Ring, RingPlace};
 use super::service::{Service, Wish};
 use super::socket::{self, SocketError};
-use super::turn::{Taken, Turn};
+use super::turn::{Taken, Turn, Waiting};
 
 /// How often the volume's size is looked at: an array that grows tells nobody.
 const SIZE_LOOK: Duration = Duration::from_secs(1);
@@ -111,6 +111,8 @@ pub(super) struct Session<'a> {
     look: Duration,
     /// That the first of these was told of.
     has_waited: bool,
+    /// It is another one that is waited for.
+    waiting: Option<Waiting<'a>>,
     /// It is the disk that is waited for.
     wish: Option<Wish<'a>>,
     /// It was told of queues that have no memory.
@@ -142,6 +144,7 @@ impl<'a> Session<'a> {
             waits: false,
             look: FIRST_LOOK,
             has_waited: false,
+            waiting: None,
             wish: None,
             has_missed_memory: false,
         }
@@ -158,6 +161,7 @@ impl<'a> Session<'a> {
             self.announce_size();
             if !has_come {
                 self.look_for_memory();
+                self.give_up_the_channel();
                 continue;
             }
             let (header, message, files) = match socket::receive(socket.as_fd(), &self.closer) {
@@ -206,6 +210,15 @@ impl<'a> Session<'a> {
                 self.service.name
             )
         });
+    }
+
+    /// Where another one waits for the disk, and this one says nothing. What it gave as the channel to hear from us may be its own end of this connection,
+    /// or hold that, unread: the connection would have no end then, however long the front end has been gone. One that has not gone hears no more of
+    /// its disk's size; a guest that moves has left its disk before it is wanted by the next front end.
+    fn give_up_the_channel(&mut self) {
+        if self.turn.is_waited_for() {
+            self.backend = None;
+        }
     }
 
     fn reply(&self, header: &Header, answer: Answer) -> Result<(), SocketError> {
@@ -383,7 +396,7 @@ impl<'a> Session<'a> {
             return;
         }
         match self.turn.take() {
-            Taken::Ours => (self.look, self.wish) = (FIRST_LOOK, None),
+            Taken::Ours => (self.look, self.wish, self.waiting) = (FIRST_LOOK, None, None),
             Taken::Others => return self.wait_for_another(),
             Taken::Away => return self.wait_for_the_disk(),
         }
@@ -427,6 +440,7 @@ impl<'a> Session<'a> {
 
     fn wait_for_another(&mut self) {
         (self.waits, self.wish) = (true, None);
+        self.waiting.get_or_insert_with(|| self.turn.wait());
         if !std::mem::replace(&mut self.has_waited, true) {
             self.service.waits.warn(blockwork_uring::clock(), || {
                 format!(
@@ -438,7 +452,7 @@ impl<'a> Session<'a> {
     }
 
     fn wait_for_the_disk(&mut self) {
-        self.waits = true;
+        (self.waits, self.waiting) = (true, None);
         self.wish.get_or_insert_with(|| self.service.want_the_disk());
     }
 
@@ -486,7 +500,7 @@ impl<'a> Session<'a> {
             self.look = (self.look * 2).min(LOOK);
             (0..self.service.device.queues().into()).for_each(|index| self.start(index));
             if !self.waits {
-                self.wish = None;
+                (self.wish, self.waiting) = (None, None);
             }
         }
     }

@@ -6,7 +6,7 @@
 //! 2. Who has the disk keeps it until all of its queues are at rest.
 //! 3. Before it has come, and after it has gone, no queue runs.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 /// Nobody's.
 const FREE: u64 = 0;
@@ -19,6 +19,8 @@ const AWAY: u64 = u64::MAX;
 pub(super) struct Turns {
     holder: AtomicU64,
     last: AtomicU64,
+    /// Front ends that wait until another one's turn ends.
+    waiting: AtomicUsize,
 }
 
 /// What becomes of a wish to have the disk.
@@ -42,7 +44,7 @@ pub(super) struct Turn<'a> {
 impl Turns {
     /// Of a disk that is away.
     pub(super) fn away() -> Turns {
-        Turns { holder: AtomicU64::new(AWAY), last: AtomicU64::new(0) }
+        Turns { holder: AtomicU64::new(AWAY), last: AtomicU64::new(0), waiting: AtomicUsize::new(0) }
     }
 
     /// One more front end, whose turn it is not.
@@ -67,7 +69,29 @@ impl Turns {
     }
 }
 
-impl Turn<'_> {
+/// That a front end waits until another one's turn ends.
+#[derive(Debug)]
+pub(super) struct Waiting<'a>(&'a Turns);
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.0.waiting.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl<'a> Turn<'a> {
+    /// It is another front end's turn, for whose end this one waits.
+    pub(super) fn wait(&self) -> Waiting<'a> {
+        self.turns.waiting.fetch_add(1, Ordering::Relaxed);
+        Waiting(self.turns)
+    }
+
+    /// Whether it is ours, and another front end waits for its end.
+    pub(super) fn is_waited_for(&self) -> bool {
+        self.turns.waiting.load(Ordering::Relaxed) > 0
+            && self.turns.holder.load(Ordering::Relaxed) == self.number
+    }
+
     /// Takes the turn, where nobody else has it.
     pub(super) fn take(&self) -> Taken {
         // Pairs with the Release in `end`: what its queues have done is done; and with that in `come`.
@@ -108,6 +132,10 @@ mod tests {
         assert_eq!(second.take(), Taken::Others, "it was not its own to end");
         first.end();
         assert_eq!([second.take(), first.take()], [Taken::Ours, Taken::Others]);
+        let waiting = first.wait();
+        assert_eq!([first.is_waited_for(), second.is_waited_for()], [false, true]);
+        drop(waiting);
+        assert!(!second.is_waited_for());
         drop(second);
         assert_eq!(first.take(), Taken::Ours);
     }
