@@ -87,12 +87,13 @@ impl Layer for Refusing {
     }
 }
 
+fn refusing(way: Way, below: Arc<dyn Layer>) -> Arc<dyn Layer> {
+    let shape = Shape { node: NodeId(4), sectors: below.sectors(), limits: below.limits().clone() };
+    Arc::new(Refusing { shape, way, below })
+}
+
 fn over_refusing(way: Way) -> Mirrored {
-    let refusing = move |below: Arc<dyn Layer>| -> Arc<dyn Layer> {
-        let shape = Shape { node: NodeId(4), sectors: below.sectors(), limits: below.limits().clone() };
-        Arc::new(Refusing { shape, way, below })
-    };
-    mirrored_over(false, refusing, |mirror| mirror)
+    mirrored_over(false, move |half| refusing(way, half), |mirror| mirror)
 }
 
 /// Notes down what is heard of the ends of writes.
@@ -287,6 +288,15 @@ fn what_the_other_copy_has_not_either_is_the_error_of_the_layer_below() {
         assert_eq!(rig.results(), [(0, Err(Errno::EIO))], "{way:?}");
         assert_eq!(asked.lock().unwrap().len(), 1, "{way:?}");
     }
+}
+
+#[test]
+fn what_a_layer_above_prepares_in_vain_is_no_business_of_a_mirror_below_and_tried_once() {
+    let Mirrored { mut rig, asked, .. } = mirrored_below(false, |mirror| refusing(Way::Prepares, mirror));
+    let read = rig.read(96, 32);
+    rig.batch([read]);
+    assert_eq!(rig.results(), [(0, Err(Errno::EIO))]);
+    assert_eq!((rig.stats.get(NodeId(4), Counter::Deferred), asked.lock().unwrap().len()), (1, 0));
 }
 
 #[test]

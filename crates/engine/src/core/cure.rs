@@ -202,7 +202,11 @@ fn explain(root: &dyn Layer, span: Span, notes: Notes, nodes: u16) -> Trail {
     let mut resolver =
         Resolver::new(&mut extents, &counters, &mut tracer).with_notes(notes).on_trail(&mut trail);
     // Where something has to be prepared first, what was found until then counts: the bio is resolved again anyway.
-    let _ = root.resolve(span, &mut resolver);
+    if let Err(defer) = root.resolve(span, &mut resolver)
+        && defer.node == root.node()
+    {
+        trail.reached(End::Layer(defer.node), defer.span);
+    }
     trail
 }
 
