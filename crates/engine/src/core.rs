@@ -93,7 +93,7 @@ pub(crate) struct Core {
     tap: Option<Arc<dyn WriteTap>>,
     extents: Vec<Extent>,
     completed: Vec<(u32, Result<(), Errno>)>,
-    /// What leaves refused, of bios that are not finished.
+    /// What leaves and layers refused, of bios that are not finished.
     failures: Vec<PartFailure>,
     pub(crate) attendance: Attendance,
     /// Ragged writes may have claimed something: bios are to look.
@@ -507,8 +507,8 @@ impl Core {
             let result = layer.prepare(defer, cx.clone()).await;
             let Defer { node, span, .. } = defer;
             cx.command(match result {
-                Ok(()) => Command::Resume { bio, prepared: Prepared::from_buf([(node, span)]), result },
-                Err(errno) => Command::Unprepared { bio, node, span, errno },
+                Ok(()) => Command::Resume { bio, prepared: Prepared::from_buf([(node, span)]) },
+                Err(errno) => Command::Unprepared { bio, of: Some((node, span)), errno },
             });
         });
     }
@@ -622,7 +622,7 @@ impl Core {
             Command::SubmitInTurn { volume, owner, bio, turn } => {
                 self.submit_in_turn(volume, owner, bio, turn);
             }
-            Command::Resume { bio, prepared, result: Ok(()) } => {
+            Command::Resume { bio, prepared } => {
                 let state = &mut self.bios.all[bio as usize];
                 state.idle_rounds = 0;
                 prepared.into_iter().for_each(|(node, span)| state.notes.prepared(node, span));
@@ -632,9 +632,10 @@ impl Core {
                 self.bios.all[bio as usize].idle_rounds = rounds;
                 self.resolve_again(bio);
             }
-            Command::Resume { bio, result: Err(errno), .. } => self.fail(bio, errno),
-            Command::Unprepared { bio, node, span, errno } => {
-                self.note_failure(bio, End::Layer(node), span, errno);
+            Command::Unprepared { bio, of, errno } => {
+                if let Some((node, span)) = of {
+                    self.note_failure(bio, End::Layer(node), span, errno);
+                }
                 self.fail(bio, errno);
             }
             Command::CarriedOut { bio, node, refused } => {

@@ -39,13 +39,12 @@ pub(crate) enum Command {
     SubmitToVolume { volume: VolumeId, bio: Bio, reply: Reply },
     /// Run this bio, which has waited for its volume's turn, since a ragged write had claimed what it alters.
     SubmitInTurn { volume: VolumeId, owner: Owner, bio: Bio, turn: Turn },
-    /// The slow path of a deferred bio has finished, that of these layers for these pieces: resolve it again; or fail it, whoever could do
-    /// without.
-    Resume { bio: u32, prepared: Prepared, result: Result<(), Errno> },
+    /// The slow path of a deferred bio has finished, that of these layers for these pieces: resolve it again.
+    Resume { bio: u32, prepared: Prepared },
     /// The slow path has found nothing to do for it, so often in a row: resolve it again.
     ResumeIdle { bio: u32, rounds: u16 },
-    /// The slow path of a deferred bio, that of this layer for this piece, has failed.
-    Unprepared { bio: u32, node: NodeId, span: Span, errno: Errno },
+    /// It has failed, that of this layer for this piece, which one above may do without; none: it was to cure a failure already.
+    Unprepared { bio: u32, of: Option<(NodeId, Span)>, errno: Errno },
     /// A part of a read is computed, or one of a write done, by this layer, but for what it refuses.
     CarriedOut { bio: u32, node: NodeId, refused: Vec<(Span, Errno)> },
     /// A leaf's queue has the turn to flush that it asked for.
@@ -141,7 +140,7 @@ impl Deferred {
         }
         if let Some(bio) = self.bio.take() {
             let prepared = Prepared::new();
-            self.shared.commands.borrow_mut().push(Command::Resume { bio, prepared, result });
+            self.shared.commands.borrow_mut().push(Command::Resume { bio, prepared });
         }
     }
 
@@ -162,7 +161,11 @@ impl Deferred {
     fn fail(&mut self, errno: Errno) {
         if let Some(bio) = self.bio.take() {
             let Defer { node, span, .. } = self.defer;
-            self.shared.commands.borrow_mut().push(Command::Unprepared { bio, node, span, errno });
+            self.shared.commands.borrow_mut().push(Command::Unprepared {
+                bio,
+                of: Some((node, span)),
+                errno,
+            });
         }
     }
 }

@@ -190,7 +190,10 @@ impl Core {
                 result = result.and(layer.prepare(defer, cx.clone()).await);
                 prepared.push((defer.node, defer.span));
             }
-            cx.command(Command::Resume { bio, prepared, result });
+            cx.command(match result {
+                Ok(()) => Command::Resume { bio, prepared },
+                Err(errno) => Command::Unprepared { bio, of: None, errno },
+            });
         });
     }
 }

@@ -21,15 +21,15 @@
 //!
 //! Linux fills a leg by the bitmap wherever the bit is set. So of one that is to be filled whole the bitmap has all bits set before that
 //! begins, and keeps them until it is done, as an array without all of its legs clears none: should it be away again in the midst of that,
-//! Linux fills all of it, too. Its own superblock is written first each time: as soon as no other calls it failed, it tells how far it is. So that
-//! of a mirror's that was filled by the bitmap tells that it is filled to its end, then that it is whole: never is a leg whole that another one, which knows of
+//! Linux fills all of it, too. Its own superblock is written first each time: as soon as no other calls it failed, it tells how far it is. So the
+//! one of a mirror's leg that was filled by the bitmap first tells that it is filled to its end, then that it is whole: never is a leg whole that another one, which knows of
 //! all that was written, calls failed. Should that one be away next, and the leg go on alone, it would look as if it had been used apart. (With a parity no
 //! leg goes on alone; and one that is filled in part, when the power goes, is worth less than one that is not or is whole: parities may not fit.)
 //!
 //! How large the array is, LVM says as well. Where that is more than superblocks tell, they get the new size with the first change
 //! that is written: after the bitmap, which has the new part set, and with a resync that is due. A power cut before leaves
 //! an array that is found smaller than LVM says once more; after it, one that is not in sync behind its old end. So it is where it grows
-//! while it is served (`grow.rs`): the group's text first, then the bitmaps, then the superblocks, then what is written to the new part.
+//! while it is served (`grow_legs.rs`): the group's text first, then the bitmaps, then the superblocks, then what is written to the new part.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
